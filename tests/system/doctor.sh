@@ -262,6 +262,8 @@ it concludes_nothing_from_what_it_cannot_read
 it follows_the_child_of_run
 it sees_selection NCCL_IB_TIMEOUT=50 'NCCL_IB_TIMEOUT=50, expected a number from 0 to 31'
 it sees_selection NCCL_IB_TIMEOUT=0x14 ''
+it sees_selection "NCCL_IB_TIMEOUT=a$(printf '\013')b" \
+    "NCCL_IB_TIMEOUT=a$(printf '\013')b, expected a number from 0 to 31"
 it sees_selection NCCL_BUFFSIZE=abc 'NCCL_BUFFSIZE=abc, expected a number from 1 to 2147483647'
 it sees_selection NCCL_BUFFSIZE=4M 'NCCL_BUFFSIZE=4M, expected a number from 1 to 2147483647'
 it sees_selection NCCL_SHM_DISABLE=yes 'NCCL_SHM_DISABLE=yes, expected a number from -2 to 2'

@@ -264,7 +264,7 @@ void doctor_plugin(struct doctor *d)
                    doctor_origin(d, net.variable));
     else if (value && *value)
         look_at_list(d, value);
-    else if (!value && d->unseen)
+    else if (!value && d->variables.unseen)
         add_unseen(d, &net);
     else
         look_at_default(d);
@@ -299,7 +299,7 @@ void doctor_tuner(struct doctor *d)
     const char *value = doctor_variable(d, tuner.variable), *how;
     struct tree_path path;
 
-    if (!value && d->unseen)
+    if (!value && d->variables.unseen)
         add_unseen(d, &tuner);
     else if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
         doctor_say(d, DOCTOR_FINE, "tuners are switched off\v%s", doctor_origin(d, tuner.variable));

@@ -321,7 +321,7 @@ static const struct rule rules[] = {
 static bool is(const struct doctor *d, const char *value, const char *wanted)
 {
     if (wanted && !strcmp(wanted, "!"))
-        return (!value && !d->unseen) || (value && !*value);
+        return (!value && !d->variables.unseen) || (value && !*value);
     return value && *value && (!wanted || !strcasecmp(value, wanted));
 }
 
@@ -436,12 +436,10 @@ static void look_at_selections(struct doctor *d)
 
 void doctor_variables(struct doctor *d)
 {
-    bool is_fine = !d->unseen;
-
-    for (size_t i = 0; i < d->variable_count; i++)
-        if (!strncmp(d->variables[i].name, "NCCL_", 5)) {
-            look_at_name(d, d->variables[i].name);
-            look_at_value(d, d->variables[i].name, d->variables[i].value);
+    for (size_t i = 0; i < d->variables.count; i++)
+        if (!strncmp(d->variables.list[i].name, "NCCL_", 5)) {
+            look_at_name(d, d->variables.list[i].name);
+            look_at_value(d, d->variables.list[i].name, d->variables.list[i].value);
         }
     if (!*d->tree.root && !strcmp(d->process, "self"))
         dp_options_each(add_option, d);
@@ -453,9 +451,7 @@ void doctor_variables(struct doctor *d)
     look_at_bounds(d, "NCCL_MIN_CTAS", "NCCL_MAX_CTAS");
     look_at_bounds(d, "NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS");
     look_at_selections(d);
-    for (size_t i = 0; i < d->finding_count; i++)
-        is_fine &= strcmp(d->findings[i].check, d->check) != 0;
-    if (is_fine)
+    if (!d->variables.unseen && !doctor_has_said(d))
         doctor_say(d, DOCTOR_FINE,
                    "all NCCL_ variables are known and agree\v"
                    "the environment, ~/.nccl.conf, /etc/nccl.conf");

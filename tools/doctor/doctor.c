@@ -21,7 +21,25 @@
 /* Above what the program itself returns. */
 enum { EXIT_WARNING = 3, EXIT_FAULT = 4 };
 
-static const struct doctor_check checks[] = {
+struct report {
+    const char *check; /* the one at work */
+    struct finding {
+        enum doctor_severity severity;
+        const char *check;
+        const char *what;        /* a sentence */
+        const char *evidence;    /* the file, the variable or the call that says so */
+        const char *consequence; /* NULL where it is fine */
+        const char *remedy;      /* NULL where it is fine */
+    } *findings;
+    size_t count;
+    char **texts; /* of doctor_text */
+    size_t text_count;
+};
+
+static const struct doctor_check {
+    const char *name;
+    void (*run)(struct doctor *d);
+} checks[] = {
     {"nccl", doctor_nccl},
     {"plugin", doctor_plugin},
     {"tuner", doctor_tuner},
@@ -41,16 +59,16 @@ enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
 /* ---- for the checks ------------------------------------------------------------------------- */
 
 __attribute__((format(printf, 2, 0)))
-static char *keep(struct doctor *d, const char *fmt, va_list args)
+static char *keep(struct report *r, const char *fmt, va_list args)
 {
-    char **more = realloc(d->texts, (d->text_count + 1) * sizeof(*more)), *text;
+    char **more = realloc(r->texts, (r->text_count + 1) * sizeof(*more)), *text;
 
     if (!more)
         return NULL;
-    d->texts = more;
+    r->texts = more;
     if (vasprintf(&text, fmt, args) < 0)
         return NULL;
-    return d->texts[d->text_count++] = text;
+    return r->texts[r->text_count++] = text;
 }
 
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
@@ -58,27 +76,62 @@ const char *doctor_text(struct doctor *d, const char *fmt, ...)
     va_list args;
 
     va_start(args, fmt);
-    const char *text = keep(d, fmt, args);
+    const char *text = keep(d->report, fmt, args);
     va_end(args);
     return text ? text : "(no memory)";
 }
 
+/* The part of a text behind the nth \v of its format, which becomes the end of the part before; the
+ * format up to there says how long that is. NULL: it is empty, or there are not so many. */
+__attribute__((format(printf, 3, 0)))
+static const char *cut(char *text, int n, const char *fmt, va_list args)
+{
+    const char *end = fmt;
+
+    while (n-- && end)
+        end = (end = strchr(end, '\v')) ? end + 1 : NULL;
+    char *before = end ? strndup(fmt, (size_t)(end - fmt)) : NULL;
+    const int at = before ? vsnprintf(NULL, 0, before, args) : -1;
+    free(before);
+    if (at < 0)
+        return NULL;
+    if (at)
+        text[at - 1] = 0;
+    return text[at] ? text + at : NULL;
+}
+
 void doctor_say(struct doctor *d, enum doctor_severity severity, const char *fmt, ...)
 {
-    struct finding *more = realloc(d->findings, (d->finding_count + 1) * sizeof(*more));
-    struct finding f = {.severity = severity, .what = "(no memory)", .check = d->check};
+    struct report *r = d->report;
+    struct finding *more = realloc(r->findings, (r->count + 1) * sizeof(*more));
+    struct finding f = {.severity = severity, .check = r->check};
     const char **const parts[] = {&f.what, &f.evidence, &f.consequence, &f.remedy};
     va_list args;
 
     va_start(args, fmt);
-    char *rest = keep(d, fmt, args);
+    char *text = keep(r, fmt, args);
     va_end(args);
-    for (int i = 0; i < (severity == DOCTOR_FINE ? 2 : 4) && rest; i++)
-        *parts[i] = *rest == '\v' ? (rest++, NULL) : strsep(&rest, "\v");
+    for (int i = 3; i >= 0 && text; i--) {
+        va_start(args, fmt);
+        const char *part = cut(text, i, fmt, args);
+        va_end(args);
+        if (i < 2 || severity != DOCTOR_FINE)
+            *parts[i] = part;
+    }
+    if (!f.what)
+        f.what = "(no memory)";
     if (!more)
         return;
-    d->findings = more;
-    d->findings[d->finding_count++] = f;
+    r->findings = more;
+    r->findings[r->count++] = f;
+}
+
+bool doctor_has_said(const struct doctor *d)
+{
+    for (size_t i = 0; i < d->report->count; i++)
+        if (!strcmp(d->report->findings[i].check, d->report->check))
+            return true;
+    return false;
 }
 
 /* ---- what is printed ------------------------------------------------------------------------ */
@@ -86,12 +139,12 @@ void doctor_say(struct doctor *d, enum doctor_severity severity, const char *fmt
 static const char *const names[] = {"fine", "note", "unknown", "warning", "fault"};
 static const char *const titles[] = {"Fine", "Notes", "Could not be seen", "Warnings", "Faults"};
 
-static size_t count_of(const struct doctor *d, enum doctor_severity severity)
+static size_t count_of(const struct report *r, enum doctor_severity severity)
 {
     size_t count = 0;
 
-    for (size_t i = 0; i < d->finding_count; i++)
-        count += d->findings[i].severity == severity;
+    for (size_t i = 0; i < r->count; i++)
+        count += r->findings[i].severity == severity;
     return count;
 }
 
@@ -101,13 +154,13 @@ static void print_line(const char *label, const char *text)
         printf("      %-12s %s\n", label, text);
 }
 
-static void print_severity(const struct doctor *d, enum doctor_severity severity)
+static void print_severity(const struct report *r, enum doctor_severity severity)
 {
-    if (!count_of(d, severity))
+    if (!count_of(r, severity))
         return;
     printf("%s\n", titles[severity]);
-    for (size_t i = 0; i < d->finding_count; i++) {
-        const struct finding *f = &d->findings[i];
+    for (size_t i = 0; i < r->count; i++) {
+        const struct finding *f = &r->findings[i];
         if (f->severity != severity)
             continue;
         printf("  %-10s %s\n", f->check, f->what);
@@ -118,21 +171,21 @@ static void print_severity(const struct doctor *d, enum doctor_severity severity
     putchar('\n');
 }
 
-static void print_text(const struct doctor *d)
+static void print_text(const struct report *r)
 {
     for (int severity = DOCTOR_FAULT; severity >= DOCTOR_FINE; severity--)
-        print_severity(d, (enum doctor_severity)severity);
+        print_severity(r, (enum doctor_severity)severity);
     printf("faults: %zu, warnings: %zu, not seen: %zu, notes: %zu, fine: %zu\n",
-           count_of(d, DOCTOR_FAULT), count_of(d, DOCTOR_WARNING), count_of(d, DOCTOR_UNKNOWN),
-           count_of(d, DOCTOR_NOTE), count_of(d, DOCTOR_FINE));
+           count_of(r, DOCTOR_FAULT), count_of(r, DOCTOR_WARNING), count_of(r, DOCTOR_UNKNOWN),
+           count_of(r, DOCTOR_NOTE), count_of(r, DOCTOR_FINE));
 }
 
-static void print_json(const struct doctor *d)
+static void print_json(const struct report *r)
 {
     json_t *list = json_array();
 
-    for (size_t i = 0; i < d->finding_count; i++) {
-        const struct finding *f = &d->findings[i];
+    for (size_t i = 0; i < r->count; i++) {
+        const struct finding *f = &r->findings[i];
         json_array_append_new(list, json_pack("{ss, ss, ss, ss?, ss?, ss?}", "check", f->check,
                                               "severity", names[f->severity], "what", f->what,
                                               "evidence", f->evidence, "consequence",
@@ -199,7 +252,7 @@ static void follow(struct doctor *d)
     if (children)
         sscanf(children, "%15s", d->process);
     free(children);
-    d->check = "nccl";
+    d->report->check = "nccl";
     doctor_say(d, DOCTOR_FINE, "process %s is looked at, of what dualpipe run has started\v%s",
                d->process, evidence);
 }
@@ -279,30 +332,32 @@ static int know_all(const struct arg_list *only)
 /* All run, since later ones build on earlier ones; what was not asked for is dropped. */
 static void run_checks(struct doctor *d, const struct arg_list *only)
 {
-    d->check = "variables";
+    struct report *r = d->report;
+
+    r->check = "variables";
     doctor_variables_read(d);
     for (size_t i = 0; i < CHECKS; i++) {
-        d->check = checks[i].name;
+        r->check = checks[i].name;
         checks[i].run(d);
     }
     size_t kept = 0;
-    for (size_t i = 0; i < d->finding_count; i++)
-        if (is_chosen(only, d->findings[i].check))
-            d->findings[kept++] = d->findings[i];
-    d->finding_count = kept;
+    for (size_t i = 0; i < r->count; i++)
+        if (is_chosen(only, r->findings[i].check))
+            r->findings[kept++] = r->findings[i];
+    r->count = kept;
 }
 
 static void doctor_free(struct doctor *d)
 {
-    for (size_t i = 0; i < d->variable_count; i++) {
-        free(d->variables[i].name);
-        free(d->variables[i].value);
+    for (size_t i = 0; i < d->variables.count; i++) {
+        free(d->variables.list[i].name);
+        free(d->variables.list[i].value);
     }
-    for (size_t i = 0; i < d->text_count; i++)
-        free(d->texts[i]);
-    free(d->variables);
-    free(d->findings);
-    free(d->texts);
+    for (size_t i = 0; i < d->report->text_count; i++)
+        free(d->report->texts[i]);
+    free(d->variables.list);
+    free(d->report->findings);
+    free(d->report->texts);
     free(d->nccl.strings);
 }
 
@@ -310,7 +365,8 @@ int run_doctor(int argc, char **argv)
 {
     struct doctor_options o;
     struct operands operands;
-    struct doctor d = {.process = "self"};
+    struct report report = {0};
+    struct doctor d = {.process = "self", .report = &report};
     int status;
 
     if (!args_parse(&usage, argc, argv, &o, &operands, &status))
@@ -327,12 +383,12 @@ int run_doctor(int argc, char **argv)
     follow(&d);
     run_checks(&d, &o.only);
     if (o.json)
-        print_json(&d);
+        print_json(&report);
     else
-        print_text(&d);
-    status = count_of(&d, DOCTOR_FAULT)     ? EXIT_FAULT
-             : count_of(&d, DOCTOR_WARNING) ? EXIT_WARNING
-                                            : EXIT_OK;
+        print_text(&report);
+    status = count_of(&report, DOCTOR_FAULT)     ? EXIT_FAULT
+             : count_of(&report, DOCTOR_WARNING) ? EXIT_WARNING
+                                                 : EXIT_OK;
     doctor_free(&d);
     return status;
 }

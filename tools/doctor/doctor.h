@@ -65,46 +65,34 @@ enum doctor_severity {
     DOCTOR_FAULT    /* does not work, or is not used */
 };
 
-struct finding {
-    enum doctor_severity severity;
-    const char *what;        /* a sentence */
-    const char *evidence;    /* the file, the variable or the call that says so */
-    const char *consequence; /* NULL where it is fine */
-    const char *remedy;      /* NULL where it is fine */
-    const char *check;       /* the name of the check; doctor_say sets it */
+/* What NCCL will read, and where that is from. */
+struct variable {
+    char *name, *value;
+    const char *origin;
+};
+struct variables {
+    struct variable *list;
+    size_t count;
+    const char *unseen; /* the file with the environment, which cannot be read; NULL: it was */
 };
 
+/* The library, as far as it is known. */
+struct nccl {
+    struct tree_path path; /* "": none found */
+    int version;           /* 22809; 0: not known */
+    char version_text[32], cuda[16];
+    char *strings; /* every NCCL_... and nccl...Plugin_v... in it, a line each; NULL: none */
+};
+
+/* What a check looks at, and where it says what it finds. */
 struct doctor {
     struct tree tree;
     char process[16]; /* "self", or the number of a process: below /proc */
-
-    /* What NCCL will read: NAME=VALUE, and where that is from. */
-    struct variable {
-        char *name, *value;
-        const char *origin;
-    } *variables;
-    size_t variable_count;
-    const char *unseen; /* the file with the environment, which cannot be read; NULL: it was */
-
-    const char *check; /* the one at work */
-    struct finding *findings;
-    size_t finding_count;
-    char **texts; /* of doctor_text */
-    size_t text_count;
-
+    struct variables variables;
+    struct report *report; /* doctor.c */
     /* What earlier checks have learned for later ones. */
-    struct nccl {
-        struct tree_path path; /* "": none found */
-        int version;           /* 22809; 0: not known */
-        char version_text[32], cuda[16];
-        char *strings; /* every NCCL_... and nccl...Plugin_v... in it, a line each; NULL: none */
-    } nccl;
+    struct nccl nccl;
     struct tree_path net_plugin; /* that NCCL would load; "": none */
-};
-
-struct doctor_check {
-    const char *name;
-    void (*run)(struct doctor *d);
 };
 
 /* In the order in which they run: doctor_nccl and doctor_plugin come first. */
@@ -123,16 +111,20 @@ void doctor_places(struct doctor *d);
 void doctor_placement(struct doctor *d);
 
 /* Add a finding: after each other what, evidence, consequence and remedy, with a \v between. Those at
- * the end may be left out, and one that is empty is NULL. What is fine has the first two. */
+ * the end may be left out, and one that is empty is NULL. What is fine has the first two. Only a \v of
+ * the format counts, none of what it takes. */
 void doctor_say(struct doctor *d, enum doctor_severity severity, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Whether the check at work has said something. */
+bool doctor_has_said(const struct doctor *d);
 
 /* A text that lives as long as d. */
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* A variable as NCCL would see it: the process's environment, then its files. NULL: not set, or,
- * where d->unseen is set, not known. The second is for evidence: "NCCL_NET in the environment". */
+ * where `unseen` is set, not known. The second is for evidence: "NCCL_NET in the environment". */
 const char *doctor_variable(const struct doctor *d, const char *name);
 const char *doctor_origin(struct doctor *d, const char *name);
 void doctor_variables_read(struct doctor *d);

@@ -13,20 +13,20 @@
 
 const char *doctor_variable(const struct doctor *d, const char *name)
 {
-    for (size_t i = 0; i < d->variable_count; i++)
-        if (!strcmp(d->variables[i].name, name))
-            return d->variables[i].value;
+    for (size_t i = 0; i < d->variables.count; i++)
+        if (!strcmp(d->variables.list[i].name, name))
+            return d->variables.list[i].value;
     return NULL;
 }
 
 const char *doctor_origin(struct doctor *d, const char *name)
 {
-    for (size_t i = 0; i < d->variable_count; i++)
-        if (!strcmp(d->variables[i].name, name))
-            return doctor_text(d, "%s=%s in %s", name, d->variables[i].value,
-                               d->variables[i].origin);
-    if (d->unseen)
-        return doctor_text(d, "%s: %s cannot be read", name, d->unseen);
+    for (size_t i = 0; i < d->variables.count; i++)
+        if (!strcmp(d->variables.list[i].name, name))
+            return doctor_text(d, "%s=%s in %s", name, d->variables.list[i].value,
+                               d->variables.list[i].origin);
+    if (d->variables.unseen)
+        return doctor_text(d, "%s: %s cannot be read", name, d->variables.unseen);
     return doctor_text(d, "%s is not set", name);
 }
 
@@ -41,11 +41,11 @@ static void add(struct doctor *d, const char *line, const char *origin)
     char *name = strndup(line, (size_t)(equals - line)), *value = strdup(equals + 1);
     if (!name || !value || doctor_variable(d, name))
         goto none;
-    more = realloc(d->variables, (d->variable_count + 1) * sizeof(*more));
+    more = realloc(d->variables.list, (d->variables.count + 1) * sizeof(*more));
     if (!more)
         goto none;
-    d->variables = more;
-    d->variables[d->variable_count++] = (struct variable){name, value, origin};
+    d->variables.list = more;
+    d->variables.list[d->variables.count++] = (struct variable){name, value, origin};
     return;
 none:
     free(name);
@@ -112,7 +112,7 @@ void doctor_variables_read(struct doctor *d)
     const char *file = doctor_text(d, "/proc/%s/environ", d->process);
 
     if (!add_file(d, 0, file, "the environment")) {
-        d->unseen = file;
+        d->variables.unseen = file;
         doctor_say(d, DOCTOR_UNKNOWN,
                    "the environment of the process cannot be read\v%s\v"
                    "whether a variable is set is not known, and nothing follows from it\v%s", file,
