@@ -53,9 +53,11 @@ struct dp_mixer_config config_of_worker(struct worker *w, const struct job *job)
 {
     return (struct dp_mixer_config){
         .parameters = w->parameters, .count = PARAMETERS,
-        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD), .rate = 0.1, .graph = w->graph,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD), .rate = WORKER_RATE, .graph = w->graph,
         .comm = w->comm, .bucket_bytes = 1, .factor = job->factor, .separate = true,
-        .compression = job->compression, .staleness = job->staleness,
+        .compression = job->compression, .staleness = job->staleness, .algorithm = job->algorithm,
+        .local_steps = job->local_steps, .outer_rate = job->outer_rate,
+        .outer_momentum = job->outer_momentum,
     };
 }
 

@@ -20,6 +20,10 @@ struct job {
     double factor;
     int steps, staleness;
     bool float32;
+    enum dp_mixer_algorithm algorithm;
+    int local_steps;
+    double outer_rate, outer_momentum;
+    bool reaches; /* the optimum of all, as far as doubles go: a test's own */
 };
 
 struct worker {
@@ -32,6 +36,8 @@ struct worker {
     double memory[TOTAL], gradient[TOTAL];
     bool float32;
 };
+
+#define WORKER_RATE 0.1
 
 double get_value(const struct worker *w, int i);
 /* Of the quadratic of rank r, element i, at x. */
