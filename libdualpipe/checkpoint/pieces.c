@@ -18,25 +18,16 @@
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* The name of a tensor that is a piece of one: "NAME[first:end]/mean" has the elements first ..
- * end - 1 of "NAME/mean", in the order of memory. "NAME/mean" is a piece as long as the whole. */
-struct piece {
-    const char *suffix; /* "/mean", or "" */
-    int name_len;       /* of NAME */
-    int64_t first, end;
-};
-
 /* Of a shape. */
 static int64_t elements_of(int32_t ndim, const int64_t *shape)
 {
     return dp_tensor_numel(&(DLTensor){.ndim = ndim, .shape = (int64_t *)shape});
 }
 
-/* elements: of the tensor that has this name. */
-static struct piece piece_of(const char *name, int64_t elements)
+struct dp_piece dp_piece_of(const char *name, int64_t elements)
 {
     const char *bracket = strchr(name, '['), *slash = strrchr(name, '/');
-    struct piece p = {slash ? slash : "", (int)strlen(name), 0, elements};
+    struct dp_piece p = {slash ? slash : "", (int)strlen(name), 0, elements};
 
     if (slash)
         p.name_len = (int)(slash - name);
@@ -46,18 +37,20 @@ static struct piece piece_of(const char *name, int64_t elements)
     return p;
 }
 
-/* Two pieces of one tensor. */
-static bool piece_same(const char *a, const struct piece *p, const char *b, const struct piece *q)
+int dp_piece_compare(const char *a, const struct dp_piece *p, const char *b, const struct dp_piece *q)
 {
-    return p->name_len == q->name_len && !strncmp(a, b, (size_t)p->name_len) &&
-           !strcmp(p->suffix, q->suffix);
+    const int len = p->name_len < q->name_len ? p->name_len : q->name_len;
+    int order = strncmp(a, b, (size_t)len);
+
+    order = order ? order : p->name_len - q->name_len;
+    return order ? order : strcmp(p->suffix, q->suffix);
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 /* Elements first .. end - 1 of NAME from a tensor of the file, into those of `out`. */
 static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_tensor *from,
-                     const struct piece *has, const DLTensor *out, const struct piece *wants,
+                     const struct dp_piece *has, const DLTensor *out, const struct dp_piece *wants,
                      int64_t first, int64_t end)
 {
     const size_t size = out->dtype.bits / 8u;
@@ -88,14 +81,14 @@ static int take_pieces(const struct dp_checkpoint *c, const struct dp_named_tens
                        int64_t *missing)
 {
     const DLTensor *out = &wanted->tensor;
-    const struct piece wants = piece_of(wanted->name, elements_of(out->ndim, out->shape));
+    const struct dp_piece wants = dp_piece_of(wanted->name, elements_of(out->ndim, out->shape));
     int err = 0;
 
     *missing = wants.end - wants.first;
     for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && *missing > 0; i++) {
         const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
-        const struct piece has = piece_of(t->name, elements_of(t->ndim, t->shape));
-        if (!piece_same(wanted->name, &wants, t->name, &has) || !same_dtype(t, out))
+        const struct dp_piece has = dp_piece_of(t->name, elements_of(t->ndim, t->shape));
+        if (dp_piece_compare(wanted->name, &wants, t->name, &has) || !same_dtype(t, out))
             continue;
         if (out->ndim == 0) {
             *missing = 0;

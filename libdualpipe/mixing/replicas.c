@@ -59,7 +59,8 @@ struct dp_replicas {
     struct dp_comm *comm;
     struct dp_device *device; /* NULL: the host */
     int size;
-    int32_t span_count, block_count, shard_count;
+    int32_t span_count, block_count;
+    int32_t shard_count, held_count; /* own pieces, and behind them those of the rank before */
     struct dp_parameter *parameters;
     struct span *spans;
     struct block *blocks;
@@ -312,7 +313,7 @@ static int follow_gradients(struct dp_replicas *r)
                            "which the device sums it, expected them to move together",
                            p->name, before->name);
     }
-    for (int32_t i = 0; i < r->shard_count; i++) {
+    for (int32_t i = 0; i < r->held_count; i++) {
         struct shard_tensor *t = &r->shard_tensors[i];
         t->grad.data = dp_tensor_address(t->whole) + t->first * dp_tensor_element_bytes(t->whole);
     }
@@ -504,7 +505,7 @@ static DLTensor part_of_tensor(const DLTensor *t, size_t first, int64_t *shape)
 static void add_to_shard(struct dp_replicas *r, const struct dp_parameter *p, size_t first,
                          size_t count)
 {
-    struct shard_tensor *t = &r->shard_tensors[r->shard_count];
+    struct shard_tensor *t = &r->shard_tensors[r->held_count];
 
     snprintf(t->name, sizeof(t->name), "%.159s[%zu:%zu]", p->name, first, first + count);
     t->shape[0] = (int64_t)count;
@@ -512,7 +513,7 @@ static void add_to_shard(struct dp_replicas *r, const struct dp_parameter *p, si
     t->grad = part_of_tensor(p->grad, first, t->shape);
     t->whole = p->grad;
     t->first = first;
-    r->shard[r->shard_count++] = (struct dp_parameter){
+    r->shard[r->held_count++] = (struct dp_parameter){
         .name = t->name, .flags = p->flags, .value = &t->value, .grad = &t->grad};
 }
 
@@ -530,15 +531,26 @@ static void list_part(struct dp_replicas *r, const struct block *b, size_t first
     }
 }
 
-static void list_shard(struct dp_replicas *r)
+static void list_shard_of(struct dp_replicas *r, int rank)
 {
     size_t first, count;
 
     for (int32_t i = 0; i < r->block_count; i++) {
-        const struct dp_collective_args args = args_of(r, &r->blocks[i], DP_SUM_ALL);
+        struct dp_collective_args args = args_of(r, &r->blocks[i], DP_SUM_ALL);
+        args.rank = rank;
         for (int k = 0; dp_sum_part(&args, k, &first, &count); k++)
             list_part(r, &r->blocks[i], first, count);
     }
+}
+
+static void list_shards(struct dp_replicas *r)
+{
+    const int rank = dp_comm_rank(r->comm);
+
+    list_shard_of(r, rank);
+    r->shard_count = r->held_count;
+    if (r->size > 1)
+        list_shard_of(r, (rank + r->size - 1) % r->size);
 }
 
 bool dp_replicas_row(const struct dp_replicas *r, int32_t i, struct dp_mixer_piece *out)
@@ -555,6 +567,12 @@ const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *r, int32_
 {
     *count = r->shard_count;
     return r->shard;
+}
+
+const struct dp_parameter *dp_replicas_copies(const struct dp_replicas *r, int32_t *count)
+{
+    *count = r->held_count - r->shard_count;
+    return r->shard + r->shard_count;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
@@ -629,7 +647,7 @@ static int make_messages(struct dp_replicas *r)
     return at ? 0 : DP_ENOMEM;
 }
 
-/* The parts of the blocks that this rank sums. */
+/* The parts of the blocks that a rank sums. */
 static size_t count_parts(const struct dp_replicas *r)
 {
     size_t first, count, parts = 0;
@@ -642,7 +660,7 @@ static size_t count_parts(const struct dp_replicas *r)
     return parts;
 }
 
-/* The shard has at most all parameters, each once more for each part that begins in its middle. */
+/* A shard has at most all parameters, each once more for each part that begins in its middle. */
 static int make_lists(struct dp_replicas *r, const struct dp_parameter *parameters, int32_t count)
 {
     const size_t room = (size_t)count + 1;
@@ -662,12 +680,12 @@ static int make_lists(struct dp_replicas *r, const struct dp_parameter *paramete
     if (!r->blocks)
         return no_memory(count);
     cut(r);
-    const size_t most = room + count_parts(r);
+    const size_t most = 2 * (room + count_parts(r));
     r->shard = calloc(most, sizeof(*r->shard));
     r->shard_tensors = calloc(most, sizeof(*r->shard_tensors));
     if (!r->shard || !r->shard_tensors)
         return no_memory(count);
-    list_shard(r);
+    list_shards(r);
     return r->device && make_messages(r) ? no_memory(count) : 0;
 }
 

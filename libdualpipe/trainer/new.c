@@ -99,8 +99,6 @@ int trainer_check_config(const struct dp_trainer_config *c)
                        c->order_blocks, MAX_BLOCKS);
     if (c->survive && c->schedule.rank_map)
         return dp_fail(DP_EUNSUPPORTED, "survive: with schedule.rank_map, expected the order of ranks");
-    if (c->survive && c->sums == DP_SUMS_SHARDS)
-        return dp_fail(DP_EUNSUPPORTED, "survive: with shards, expected DP_SUMS_ALL or mixing");
     if (c->survive && c->sums == DP_SUMS_MIXING && c->checkpoint.folder)
         return dp_fail(DP_EUNSUPPORTED, "survive: of replicas that mix with checkpoint.folder, expected "
                        "none, as a checkpoint has the state of each");
@@ -166,7 +164,7 @@ int trainer_take_shape(struct dp_trainer *t)
     if (trainer_survives_apart(t) && c->schedule.ranks > 1)
         return dp_fail(DP_EUNSUPPORTED, "survive: with replicas of %d ranks that mix, expected those of "
                        "one rank", c->schedule.ranks);
-    if (c->survive && c->sums == DP_SUMS_ALL ? placed > t->ranks : placed != t->ranks)
+    if (c->survive && c->sums != DP_SUMS_MIXING ? placed > t->ranks : placed != t->ranks)
         return dp_fail(DP_EINVAL,
                        "ranks: %d of each of %d replicas, expected together the %d ranks of "
                        "comm",
@@ -518,7 +516,7 @@ static int make_sums(struct dp_trainer *t)
     const struct sums_config config = {.none = t->sums.none || is_spare(t),
                                        .kind = t->config.sums,
                                        .all = t->joined ? t->joined : team_of(t),
-                                       .survive = trainer_survives_apart(t),
+                                       .survive = t->config.survive,
                                        .joins = t->joined,
                                        .data = t->data,
                                        .graph = t->graph,
@@ -526,11 +524,11 @@ static int make_sums(struct dp_trainer *t)
                                        .how = &t->config};
 
     /* A mixer that survives a death does so from its beginning on. */
-    int err = config.survive && !t->joined ? trainer_agree(t, 0) : 0;
+    int err = trainer_survives_apart(t) && !t->joined ? trainer_agree(t, 0) : 0;
 
     if (!err)
         err = sums_init(&t->sums, &config, t->engine);
-    if (!err && config.survive)
+    if (!err && trainer_survives_apart(t))
         trainer_take_members(t);
     return trainer_fail(t, err);
 }
@@ -728,6 +726,7 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
 {
     const bool shards = !t->sums.none && t->config.sums == DP_SUMS_SHARDS;
     const int share = shards ? t->config.replicas * t->training->streams : 1;
+    const int held = t->config.survive && share > 1 ? 2 : 1; /* shares */
     struct model_engine_config config;
     size_t state = 0;
 
@@ -738,7 +737,7 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
     if (!err)
         err = model_engine_state(t->engine, &t->config.optimizer, true, &state);
     if (!err)
-        *bytes += state / (size_t)share;
+        *bytes += state / (size_t)share * (size_t)held;
     model_engine_free(t->engine);
     t->engine = NULL;
     return err;

@@ -5,7 +5,8 @@
  *      one model, or gradients summed    the first copy of a stage: values, running statistics and
  *                                        optimizer state
  *      shards                            values the same; each rank the state of its shard, whose
- *                                        tensors are pieces, "NAME[first:end]/mean"
+ *                                        tensors are pieces, "NAME[first:end]/mean". After a death
+ *                                        values are pieces, too: who has the state updated them
  *      replicas that mix                 saved.h
  *
  * A reader wants whole tensors or other pieces, and puts them together of what there is
@@ -13,6 +14,7 @@
  */
 #include "comm/internal.h"
 #include "microbatch/internal.h"
+#include "mixing/internal.h"
 #include "trainer/saved.h"
 
 #include "base/fail.h"
@@ -46,8 +48,10 @@ static size_t room_of(const struct dp_trainer *t)
     size_t room = 2 + (size_t)t->engine->norms.count * NORM_TENSORS;
 
     for (int i = 0; i < t->engine->part_count; i++) {
-        struct dp_optimizer *o = optimizer_of(t, i);
-        room += 2 * (size_t)t->engine->parts[i].count + (o ? (size_t)dp_optimizer_state_count(o) : 0);
+        struct dp_optimizer *all[] = {optimizer_of(t, i), t->sums.slots[i].copies};
+        room += 2 * (size_t)t->engine->parts[i].count;
+        for (int k = 0; k < 2; k++) /* a piece has no more values than state */
+            room += all[k] ? 2 * (size_t)dp_optimizer_state_count(all[k]) : 0;
         if (t->in_files[i])
             room += (size_t)dp_offload_optimizer_state_count(t->in_files[i]);
     }
@@ -69,6 +73,25 @@ static void add_values(struct saved_list *l, const struct engine_part *part, boo
     }
 }
 
+/* What this rank has updated itself. */
+static void add_updated(struct saved_list *l, const struct dp_trainer *t, int slot)
+{
+    const struct engine_part *part = &t->engine->parts[slot];
+
+    for (int k = 0; k < 2; k++) {
+        int32_t count;
+        const struct dp_parameter *list = k ? dp_replicas_copies(t->sums.slots[slot].sums, &count)
+                                            : dp_replicas_shard(t->sums.slots[slot].sums, &count);
+        for (int32_t i = 0; i < count; i++)
+            add_tensor(l, list[i].name, list[i].value);
+    }
+    for (int32_t i = 0; i < part->count; i++) { /* what is in no shard */
+        const struct dp_parameter *p = &part->parameters[i];
+        if (p->flags & DP_PARAMETER_FROZEN || !dp_parameter_elements(p))
+            add_tensor(l, saved_name(p), p->value);
+    }
+}
+
 static void add_norm(struct saved_list *l, const struct engine_norm *norm)
 {
     struct norm_tensor *own = &l->norms[l->norm_count];
@@ -79,14 +102,22 @@ static void add_norm(struct saved_list *l, const struct engine_norm *norm)
     l->norm_count += NORM_TENSORS;
 }
 
-static int add_state(struct saved_list *l, const struct dp_trainer *t, int slot)
+static void add_state_of(struct saved_list *l, struct dp_optimizer *o)
 {
-    struct dp_optimizer *o = optimizer_of(t, slot);
-    struct dp_offload_optimizer *file = t->in_files[slot];
     const struct dp_named_tensor *state = o ? dp_optimizer_state(o) : NULL;
 
     for (int32_t i = 0; o && i < dp_optimizer_state_count(o); i++)
         add_tensor(l, state[i].name, &state[i].tensor);
+}
+
+static int add_state(struct saved_list *l, const struct dp_trainer *t, int slot, bool copies)
+{
+    struct dp_offload_optimizer *file = t->in_files[slot];
+    const struct dp_named_tensor *state = NULL;
+
+    add_state_of(l, optimizer_of(t, slot));
+    if (copies)
+        add_state_of(l, t->sums.slots[slot].copies);
     const int err = file ? dp_offload_optimizer_state(file, &state) : 0;
     for (int32_t i = 0; file && !err && i < dp_offload_optimizer_state_count(file); i++)
         add_tensor(l, state[i].name, &state[i].tensor);
@@ -161,10 +192,12 @@ int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct sa
 
     for (int i = 0; i < e->part_count && !err; i++) {
         const bool listed = is_listed(t, i, which);
-        if (listed)
+        if (which == SAVED_HELD && t->sums.twice)
+            add_updated(l, t, i);
+        else if (listed)
             add_values(l, &e->parts[i], which == SAVED_WANTED);
         if (listed || shards)
-            err = add_state(l, t, i);
+            err = add_state(l, t, i, which != SAVED_FIRST);
     }
     if (!err)
         add_norms(t, which, l);

@@ -530,8 +530,10 @@ static void list_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
         if (t->optimizers[i])
             out->bytes += dp_optimizer_state_bytes(t->optimizers[i]);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
-        if (t->sums.slots[i].optimizer)
-            out->bytes += dp_optimizer_state_bytes(t->sums.slots[i].optimizer);
+        for (int k = 0; k < 2; k++) {
+            struct dp_optimizer *o = k ? t->sums.slots[i].copies : t->sums.slots[i].optimizer;
+            out->bytes += o ? dp_optimizer_state_bytes(o) : 0;
+        }
 }
 
 void dp_trainer_parts_sized(const struct dp_trainer *t, struct dp_trainer_parts *out, size_t size)

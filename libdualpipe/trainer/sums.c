@@ -2,6 +2,7 @@
 #include "trainer/sums.h"
 
 #include "base/fail.h"
+#include "mixing/internal.h"
 #include "trainer/links.h"
 #include "trainer/model.h"
 
@@ -15,6 +16,13 @@ static const struct engine_part *part_of(const struct sums *d, int slot)
 
 /* ---- a step --------------------------------------------------------------------------------- */
 
+/* Tied parameters are summed over stages once each stage has the whole sum, and who updates a copy
+ * needs the sums of that, too. */
+static bool sums_are_whole(const struct sums *d)
+{
+    return d->kind != DP_SUMS_SHARDS || d->engine->tied || d->twice;
+}
+
 /* Sums of whole gradients do not begin while values are gathered. */
 int sums_begin(struct sums *d)
 {
@@ -23,19 +31,17 @@ int sums_begin(struct sums *d)
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
         if (d->slots[i].mixer)
             err = dp_mixer_forward(d->slots[i].mixer, true);
-        if (!err && d->slots[i].sums && d->engine->tied)
+        if (!err && d->slots[i].sums && sums_are_whole(d))
             err = dp_replicas_wait(d->slots[i].sums);
     }
     return err;
 }
 
-/* Tied parameters are summed over stages once each stage has the whole sum. */
 int sums_queue(struct sums *d, int slot, struct dp_device_stream *stream)
 {
     struct dp_replicas *sums = d->slots[slot].sums;
-    const bool whole = d->kind != DP_SUMS_SHARDS || d->engine->tied;
 
-    return whole ? dp_replicas_sum(sums, stream) : dp_replicas_scatter(sums, stream);
+    return sums_are_whole(d) ? dp_replicas_sum(sums, stream) : dp_replicas_scatter(sums, stream);
 }
 
 int sums_launch(struct sums *d, int slot)
@@ -87,8 +93,10 @@ static int update_mixer(struct sums *d, int slot, const struct dp_mixer_update *
 static int update_shard(struct sums *d, int slot, const struct dp_mixer_update *update)
 {
     const struct engine_part *part = part_of(d, slot);
-    const int err = step_of(d->slots[slot].optimizer, update);
+    int err = step_of(d->slots[slot].optimizer, update);
 
+    if (!err && d->twice)
+        err = step_of(d->slots[slot].copies, update);
     /* what is not in the shard, too */
     return err ? err : place_zero_gradients(d->place, part->parameters, part->count);
 }
@@ -245,12 +253,11 @@ static const struct dp_parameter *whole_of(const struct engine_part *part, const
     return &part->parameters[i];
 }
 
-/* Of this rank's shard, or all of a stage that mixes, but for copies of tied parameters. */
-static int make_optimizer(struct sums *d, const struct sums_config *config, int slot)
+/* Of a shard, or all of a stage that mixes, but for copies of tied parameters. */
+static int make_optimizer(struct sums *d, const struct sums_config *config, int slot,
+                          const struct dp_parameter *shard, int32_t count, struct dp_optimizer **out)
 {
-    struct sums_slot *s = &d->slots[slot];
-    int32_t count, own = 0;
-    const struct dp_parameter *shard = sums_summed(d, slot, &count);
+    int32_t own = 0;
     struct dp_parameter *list = calloc((size_t)count + 1, sizeof(*list));
 
     if (!list)
@@ -260,7 +267,7 @@ static int make_optimizer(struct sums *d, const struct sums_config *config, int 
         if (!model_is_copy(whole->name, whole->tied))
             list[own++] = shard[i];
     }
-    const int err = dp_optimizer_new(&config->how->optimizer, list, own, &s->optimizer);
+    const int err = dp_optimizer_new(&config->how->optimizer, list, own, out);
     free(list);
     return err;
 }
@@ -269,6 +276,8 @@ static int make_slot(struct sums *d, const struct sums_config *config, int slot)
 {
     struct sums_slot *s = &d->slots[slot];
     struct dp_device *device = place_device(d->place);
+    const struct dp_parameter *list;
+    int32_t count;
     int err = device ? links_of_replicas(s->same, device, NULL, &s->same_links) : 0;
 
     if (!err)
@@ -276,8 +285,14 @@ static int make_slot(struct sums *d, const struct sums_config *config, int slot)
                               device ? s->same_links : s->same, device, &s->sums);
     if (!err && d->kind == DP_SUMS_MIXING)
         err = make_mixer(d, config, slot);
-    if (!err && (d->kind == DP_SUMS_SHARDS || (d->kind == DP_SUMS_MIXING && device)))
-        err = make_optimizer(d, config, slot);
+    if (!err && (d->kind == DP_SUMS_SHARDS || (d->kind == DP_SUMS_MIXING && device))) {
+        list = sums_summed(d, slot, &count);
+        err = make_optimizer(d, config, slot, list, count, &s->optimizer);
+    }
+    if (!err && d->twice) {
+        list = dp_replicas_copies(s->sums, &count);
+        err = make_optimizer(d, config, slot, list, count, &s->copies);
+    }
     return err;
 }
 
@@ -286,10 +301,12 @@ int sums_init(struct sums *d, const struct sums_config *config, struct engine *e
     int err = 0;
 
     *d = (struct sums){
-        .none = config->none, .kind = config->kind, .engine = e, .place = config->place};
+        .none = config->none, .kind = config->kind, .engine = e, .place = config->place,
+        .twice = config->survive && config->kind == DP_SUMS_SHARDS};
     if (d->none)
         return 0;
-    err = config->survive ? make_mixer(d, config, 0) : make_comms(d, config);
+    err = config->survive && config->kind == DP_SUMS_MIXING ? make_mixer(d, config, 0)
+                                                           : make_comms(d, config);
     for (int i = 0; i < d->count && !err; i++)
         err = make_slot(d, config, d->order[i]);
     if (err)
@@ -304,6 +321,7 @@ void sums_fini(struct sums *d)
         dp_replicas_free(s->sums);
         dp_mixer_free(s->mixer);
         dp_optimizer_free(s->optimizer);
+        dp_optimizer_free(s->copies);
         dp_comm_close(s->same_links);
         dp_comm_close(s->data_links);
         dp_comm_close(s->same);

@@ -4,7 +4,8 @@
  * DualPipe's mirrors and of replicas of the pipeline.
  *
  *      all       gradients are summed over all of them, which keeps them equal
- *      shards    the same, but each updates a part of the values, which are then gathered
+ *      shards    the same, but each updates a part of the values, which are then gathered; where ranks
+ *                may die gradients are summed whole, and each updates a copy of another's part, too
  *      mixing    gradients are summed with the mirror's; each replica updates its own values and
  * mixes them with those of other replicas by a graph
  */
@@ -21,8 +22,8 @@ struct sums_config {
     bool none; /* one replica, whose mirrors are the pipeline's: nothing to do */
     enum dp_sums kind;
     struct dp_comm *all;                 /* all ranks of all replicas */
-    bool survive;                        /* mixing: each replica is one rank with one stage, and the
-                                          * others go on without one that dies */
+    bool survive;                        /* the others go on without a rank that dies; mixing: each
+                                          * replica is one rank with one stage */
     bool joins;                          /* the same: this one comes to those that mix in `all` */
     struct dp_comm *data;                /* mixing: the same rank of all replicas */
     const struct dp_graph *graph;        /* mixing */
@@ -37,11 +38,13 @@ struct sums_slot {
     struct dp_replicas *sums;                /* of `same` */
     struct dp_mixer *mixer;                  /* mixing, over `data` */
     struct dp_optimizer *optimizer; /* shards; mixing on a device, where a mixer has none */
+    struct dp_optimizer *copies;    /* shards, survive: of the shard of the rank before */
 };
 
 struct sums {
     bool none;
     enum dp_sums kind;
+    bool twice; /* each shard is on two ranks */
     struct engine *engine;
     struct place *place;
     struct sums_slot slots[DP_MAX_SLOTS];
@@ -75,7 +78,7 @@ int sums_settle(struct sums *d);
 int sums_average(struct sums *d, bool revert);
 int sums_revert(struct sums *d);
 
-/* survive: the one mixer that there is. */
+/* mixing, survive: the one mixer that there is. */
 static inline struct dp_mixer *sums_mixer(const struct sums *d)
 {
     return d->slots[0].mixer;

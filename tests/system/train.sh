@@ -146,7 +146,8 @@ refuses_to_mix_that_way()
 {
     for way in '--mix-algorithm local-sgd|expected --mix with a graph' \
         '--mix ring --local-steps 2|expected --mix-algorithm local-sgd' \
-        '--mix all-reduce --survive|expected -D 2 or more and --mix with a graph' \
+        '--mix all-reduce -D 1 --survive|expected -D 2 or more, or --schedule dualpipe' \
+        '--mix all-reduce --survive --restart 1|expected --spare instead of --restart' \
         '--mix ring --restart 2|--restart 2: expected --survive' \
         '--mix ring --survive --transport mpi|expected --transport auto, shm or tcp' \
         '--mix ring --survive --save folder|expected no --save' \
@@ -171,9 +172,8 @@ refuses_to_mix_that_way()
 
 refuses_to_survive_that_way()
 {
-    for way in '--schedule dualpipev --survive|expected --schedule dualpipe, whose mirrors' \
-        '--survive --mix reduce-scatter|expected --mix all-reduce' \
-        '--survive -P 2 -D 2 --mix complete|expected --mix all-reduce' \
+    for way in '--schedule dualpipev --survive|expected -D 2 or more, or --schedule dualpipe, whose mirrors' \
+        '--survive -P 2 -D 2 --mix complete|expected --mix all-reduce or reduce-scatter' \
         '--survive --delay-update|expected no --delay-update' \
         '--survive --checkpoint always --checkpoint-stages 0|expected no --checkpoint-stages' \
         '--survive --restart 1|expected --spare instead of --restart' \

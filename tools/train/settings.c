@@ -206,9 +206,7 @@ static const struct arg replica_args[] = {
      ARG_STRING, AT(mix), .fallback = "all-reduce", .or_file = true, .marks = LAYOUT | MIXES},
     {"replicas", OF_TRAINER, .fallback = "1", .marks = LAYOUT | MIXES | COMPARED},
     {"mix-local", OF_TRAINER, .marks = LAYOUT | MIXES},
-    {"survive", OF_TRAINER,
-     .help = "go on without ranks that are killed: replicas, with a graph and --schedule none, or "
-             "ranks of --schedule dualpipe"},
+    {"survive", OF_TRAINER},
     {"spare", 0, "N",
      "ranks that wait to take the place of one that is killed, with --survive and a pipeline", ARG_INT,
      AT(spares), "0", 0, 1024, .marks = COMPARED},

@@ -78,7 +78,7 @@ int settings_started(const struct settings *s)
 
 bool settings_survives_as_pipeline(const struct settings *s)
 {
-    return s->how.survive && !is_sequential(s);
+    return s->how.survive && !(s->graph && is_sequential(s));
 }
 
 struct gpt_config settings_model(const struct settings *s)
@@ -440,10 +440,10 @@ static bool take_method(struct settings *s)
     return true;
 }
 
-/* Only DualPipe holds every stage twice. What a rank has beside its stages would be lost with it. */
+/* DualPipe and replicas hold every stage twice. What a rank has beside its stages would be lost. */
 static bool check_pipeline_survival(const struct settings *s)
 {
-    const char *expected = s->how.sums                  ? "--mix all-reduce"
+    const char *expected = s->graph                     ? "--mix all-reduce or reduce-scatter"
                            : s->placement               ? "no --placement"
                            : s->how.delay_update        ? "no --delay-update"
                            : s->checkpoint_stages.count ? "no --checkpoint-stages"
@@ -451,9 +451,10 @@ static bool check_pipeline_survival(const struct settings *s)
                            : s->restarts                ? "--spare instead of --restart"
                                                         : NULL;
 
-    return !(refuse_if(s->file || strcmp(s->schedule_name, "dualpipe"),
-                       "--survive: expected --schedule dualpipe, whose mirrors hold the stages of a "
-                       "rank that dies; or none, for replicas that mix") ||
+    return !(refuse_if(s->file, "--survive: expected no --schedule of a file") ||
+             refuse_if(s->how.replicas < 2 && strcmp(s->schedule_name, "dualpipe"),
+                       "--survive: expected -D 2 or more, or --schedule dualpipe, whose mirrors hold "
+                       "the stages of a rank that dies") ||
              refuse_if(expected, "--survive with a pipeline: expected %s", expected));
 }
 
@@ -465,9 +466,7 @@ static bool check_mixing_survival(const struct settings *s)
                         : settings_on_cuda(s) ? "--device cuda"
                                               : NULL;
 
-    return !(refuse_if(!s->graph || s->how.replicas < 2, "--survive: expected -D 2 or more and --mix "
-                       "with a graph; replicas that sum their gradients need each other") ||
-             refuse_if(s->spares, "--spare %d: expected a pipeline; replicas are started again, "
+    return !(refuse_if(s->spares, "--spare %d: expected a pipeline; replicas are started again, "
                        "--restart", (int)s->spares) ||
              refuse_if(other, "--survive: expected no %s with replicas that mix", other) ||
              refuse_if(s->how.checkpoint.folder,
@@ -481,7 +480,7 @@ static bool check_survival(const struct settings *s)
                  refuse_if(s->spares, "--spare %d: expected --survive", (int)s->spares));
     return !refuse_if(s->transport && !strcmp(s->transport, "mpi"), "--survive: expected --transport "
                       "auto, shm or tcp; MPI ends with the first process that dies") &&
-           (is_sequential(s) ? check_mixing_survival(s) : check_pipeline_survival(s));
+           (settings_survives_as_pipeline(s) ? check_pipeline_survival(s) : check_mixing_survival(s));
 }
 
 static bool take_replicas(struct settings *s, int *status)

@@ -315,14 +315,17 @@ DP_PUBLIC int dp_pipeline_bind(struct dp_pipeline *pipe, int slot,
 DP_PUBLIC void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step);
 
 /* State goes to another layout: each rank of comm names the tensors that it has, as parameters and the
- * state of their optimizer (dp_optimizer_state), and those that it needs. What it has itself is copied,
- * the rest is sent by the first rank that has a tensor of that name. So after the death of a rank of
- * DualPipe, whose mirror has both of its stages, any layout of the survivors (dp_comm_shrink) gets what
- * a checkpoint of the last update would have, without one. Names are those of a checkpoint: the same in
- * every layout. Collective; tensors are compact, and in the host's memory. The same on every rank:
- * DP_ENOENT for a tensor that no rank has, DP_EMISMATCH for one of another type or shape, DP_EINVAL,
- * all naming tensor and rank. DP_ENOMEM and errors of comm; comm is then aborted, or revoked where its
- * group survives, and what is in `wants` is not to be used. */
+ * state of their optimizer (dp_optimizer_state), and those that it needs. What it has itself is
+ * copied, the rest is sent by the first rank that has a tensor of that name, or a piece of it:
+ * "NAME[first:end]" and "NAME[first:end]/mean" have elements first to end - 1 of "NAME" and
+ * "NAME/mean", as shards do (dp_replicas_shard); pieces may overlap, and what is needed may be other
+ * pieces. So after the death of a rank of DualPipe, whose mirror has both of its stages, any layout of
+ * the survivors (dp_comm_shrink) gets what a checkpoint of the last update would have, without one.
+ * Names are those of a checkpoint: the same in every layout. Collective; tensors are compact, and in
+ * the host's memory. The same on every rank: DP_ENOENT for a tensor that no rank has, DP_EMISMATCH for
+ * one of another type or shape, DP_EINVAL, all naming tensor and rank. DP_ENOMEM and errors of comm;
+ * comm is then aborted, or revoked where its group survives, and what is in `wants` is not to be
+ * used. */
 DP_PUBLIC int dp_pipeline_move_state(struct dp_comm *comm, const struct dp_named_tensor *has,
                                      int32_t has_count, const struct dp_named_tensor *wants,
                                      int32_t wants_count);

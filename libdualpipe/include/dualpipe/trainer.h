@@ -47,7 +47,8 @@ enum dp_balance {
 /* What replicas do with each other. */
 enum dp_sums {
     DP_SUMS_ALL,    /* gradients are summed, all replicas update all parameters */
-    DP_SUMS_SHARDS, /* the same, but each updates a part, with 1 / D of the optimizer's state */
+    DP_SUMS_SHARDS, /* the same, but each updates a part, with 1 / D of the optimizer's state, or with
+                     * survive 2 / D */
     DP_SUMS_MIXING  /* each trains by its own gradients, and parameters are mixed by a graph (mixer.h) */
 };
 
@@ -111,9 +112,11 @@ struct dp_trainer_config {
                 * way than D-PSGD, by push-sum or with checkpoints. On a device of CUDA survive,
                 * and with the optimizer there delay_update, are DP_EUNSUPPORTED, as are offload of the
                 * optimizer alone or with kept_share, and accumulating optimizers */
-    bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost; not with
-                                     * shards, and of replicas that mix, which are then of one rank each,
-                                     * there are no checkpoints in the folder */
+    bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost. Each
+                                     * shard is then on two ranks, and gradients are summed whole;
+                                     * where both die at once the step is DP_ENOENT. Of replicas that
+                                     * mix, which are then of one rank each, there are no checkpoints
+                                     * in the folder */
     uint8_t reserved8[6];
     /* What of a rank may live on the host. */
     struct {

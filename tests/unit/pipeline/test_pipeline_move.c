@@ -84,6 +84,71 @@ CASE(every_rank_gets_what_it_needs_or_all_say_what_is_missing)
         }
 }
 
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+struct piece {
+    char name[32];
+    int64_t shape[1];
+    float data[ELEMENTS];
+};
+
+static struct dp_named_tensor name_piece(struct piece *p, int first, int end, bool is_whole)
+{
+    snprintf(p->name, sizeof(p->name), is_whole ? "w/mean" : "w[%d:%d]/mean", first, end);
+    p->shape[0] = end - first;
+    for (int i = first; i < end; i++)
+        p->data[i - first] = (float)i;
+    return (struct dp_named_tensor){
+        p->name, {.data = p->data, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = p->shape}};
+}
+
+static bool has_all(const struct piece *p, int first)
+{
+    for (int i = 0; i < p->shape[0]; i++)
+        if (p->data[i] != (float)(first + i))
+            return false;
+    return true;
+}
+
+/* Each has its own quarter and that of the rank before; of those that have died none has any. */
+static int move_pieces(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct piece own, copy, whole, other;
+    enum { QUARTER = ELEMENTS / RANKS };
+    const unsigned dead = *(const unsigned *)arg;
+    const int rank = dp_comm_rank(comm), before = (rank + RANKS - 1) % RANKS, first = 1 + 100 * rank;
+    float step = 7, got = 0;
+    const bool lives = !(dead >> rank & 1);
+    const bool lost = dead & dead >> 1;
+    DLTensor count = {.data = &step, .device = {kDLCPU, 0}, .dtype = {kDLFloat, 32, 1}};
+    const struct dp_named_tensor has[] = {
+        name_piece(&own, QUARTER * rank, QUARTER * (rank + 1), false),
+        name_piece(&copy, QUARTER * before, QUARTER * (before + 1), false),
+        {rank % 2 ? "w[0:250]/step" : "w[250:1000]/step", count}};
+    struct dp_named_tensor wants[] = {name_piece(&whole, 0, ELEMENTS, true),
+                                      name_piece(&other, first, first + 600, false), {"w/step", count}};
+
+    wants[2].tensor.data = &got;
+    memset(whole.data, 0, sizeof(whole.data));
+    memset(other.data, 0, sizeof(other.data));
+    const int err = dp_pipeline_move_state(comm, has, lives ? 3 : 0, wants, lives ? 3 : 0);
+    CHECK(err == (lost ? DP_ENOENT : 0));
+    if (lost)
+        CHECK_SAYS("tensor 'w/mean', which rank 0 needs: no rank has it");
+    CHECK(lost || !lives || (has_all(&whole, 0) && has_all(&other, first) && got == 7));
+    return 0;
+}
+
+CASE(pieces_become_other_pieces)
+{
+    static const unsigned dead[] = {0, 0x2, 0x5, 0xA, 0x6};
+    int killed;
+
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (size_t i = 0; i < sizeof(dead) / sizeof(*dead); i++)
+            assert_int_equal(kind->run(kind, RANKS, deadline_ns, move_pieces, (void *)(uintptr_t)&dead[i], &killed), 0);
+}
+
 /* One rank has another shape. */
 static int mismatch(struct dp_comm *comm, void *arg)
 {

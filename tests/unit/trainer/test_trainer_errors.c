@@ -342,7 +342,6 @@ CASE(what_cannot_be_is_refused_by_name)
     REFUSED(c.offload.folder = ".", "offload.folder: '.'");
     REFUSED(c.offload.parameters = true; c.offload.layers = 1, "offload.layers: 1, expected 2 or more");
     REFUSED(c.offload.device_bytes = 4096, "offload.device_bytes: 4096, expected offload.parameters");
-    REFUSED(c.survive = true; c.sums = DP_SUMS_SHARDS, "survive: with shards");
     REFUSED(c.survive = true, "survive: with one replica");
     REFUSED(c.loss_scale.scale = 2, "loss_scale: 2");
     REFUSED(c.order_blocks = 3, "order_blocks: 3");

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,12 +41,14 @@ struct death {
     uint64_t step; /* from 1; STEPS + 1: the evaluation; AT_FIRST; AT_LAST; 0: none dies */
     int calls;     /* the call of a layer in it, from 1; 0: before the step */
     bool fails;    /* it is not killed: its layers fail at micro-batch 0, and it leaves */
+    int after_us;  /* so long after the step began, or when it ends; 0: as `calls` says */
 };
 
 struct layout {
     enum dp_schedule_kind kind;
     int ranks, replicas, spare;
     const char *graph; /* replicas mix; NULL: gradients are summed */
+    bool shards;       /* by shards, each of which two ranks have */
 };
 
 static int size_of(const struct layout *l)
@@ -58,6 +61,7 @@ struct job {
     struct layout layout;
     struct death deaths[VICTIMS];
     bool offloads;
+    bool unclipped; /* norms of shards are added up in another order */
     const char *sentence; /* it cannot go on, and says so; NULL: it can */
     struct seen *seen;    /* [MAX_RANKS] in memory of all processes */
     struct meeting *meeting; /* the same: of the rank that comes back; NULL: none does */
@@ -186,6 +190,11 @@ static int save_in_vain(struct dp_trainer *t, const struct job *job)
                : dp_callback_error(DP_ESTATE, "saved in vain: %s", dp_last_error());
 }
 
+static void die(int number)
+{
+    raise(SIGKILL);
+}
+
 static int learn(struct dp_trainer *t, const struct job *job, int rank, struct seen *seen)
 {
     const struct death *own = NULL;
@@ -199,11 +208,18 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
     while (!err && dp_trainer_next_step(t) <= STEPS) {
         const uint64_t step = dp_trainer_next_step(t);
         err = save_in_vain(t, job);
-        if (own && !own->calls && own->step == step + 1)
+        const bool dies = own && own->step == step + 1;
+        if (dies && !own->calls && !own->after_us)
             raise(SIGKILL);
         if (err || step == STEPS)
             break;
+        if (dies && own->after_us) {
+            signal(SIGALRM, die);
+            setitimer(ITIMER_REAL, &(struct itimerval){.it_value.tv_usec = own->after_us}, NULL);
+        }
         err = take_step(t, job->model, step, &r, NULL);
+        if (dies && own->after_us)
+            raise(SIGKILL);
         if (err)
             break;
         seen->losses[step] = r.loss;
@@ -243,11 +259,11 @@ static struct dp_trainer_config config_of(const struct job *job, const int32_t *
         .rows = ROWS,
         .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
         .rate = {.peak = 0.02},
-        .clip = 0.5,
+        .clip = job->unclipped ? 0 : 0.5,
         .fixed_order = true,
         .order_blocks = 8,
         .seed = 5,
-        .sums = job->layout.graph ? DP_SUMS_MIXING : DP_SUMS_ALL,
+        .sums = job->layout.graph ? DP_SUMS_MIXING : job->layout.shards ? DP_SUMS_SHARDS : DP_SUMS_ALL,
         .mixing.graph.name = job->layout.graph,
         .mixing.algorithm = job->algorithm,
         .mixing.staleness = job->staleness,
@@ -420,9 +436,13 @@ static const struct layout layouts[] = {
     {DP_SCHEDULE_DUALPIPE, 2, 2, 1, NULL}, {DP_SCHEDULE_ZBV, 2, 2, 0, NULL},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
+static const struct layout shards[] = {
+    {DP_SCHEDULE_GPIPE, 1, 4, 0, .shards = true}, {DP_SCHEDULE_DUALPIPE, 4, 1, 0, .shards = true},
+    {DP_SCHEDULE_1F1B, 2, 2, 1, .shards = true},  {DP_SCHEDULE_DUALPIPE, 2, 2, 1, .shards = true},
+};
 
 /* Each of several ranks, at each of several moments. */
-static void those_that_live_learn_what_all_would_have(void **state)
+static void kill_at_each_moment(const struct layout *list, int count)
 {
     static const struct death when[] = {
         {.step = 1},          {.step = 1, .calls = 1}, {.step = 2, .calls = 8}, {.step = 3, .calls = 3},
@@ -434,20 +454,52 @@ static void those_that_live_learn_what_all_would_have(void **state)
     struct seen expected[MODEL_KINDS];
 
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
-        run((struct job){.model = model, .layout = one}, 0);
+        run((struct job){.model = model, .layout = one, .unclipped = list->shards}, 0);
         expected[model] = seen[0];
     }
-    for (int i = 0; i < LAYOUTS; i++)
+    for (int i = 0; i < count; i++)
         for (int k = 0; k < WHEN; k++) {
             const enum model_kind model = (enum model_kind)((i + k) % MODEL_KINDS);
-            struct job job = {.model = model, .layout = layouts[i], .deaths = {when[k]},
-                              .offloads = k == 2};
+            struct job job = {.model = model, .layout = list[i], .deaths = {when[k]},
+                              .offloads = k == 2, .unclipped = list[i].shards};
             const int placed = size_of(&job.layout) - (when[k].calls ? job.layout.spare : 0);
             job.deaths[0].rank = (i + k / 2) % placed;
             printf("model %d, layout %d, death %d of rank %d\n", model, i, k, job.deaths[0].rank);
             run(job, 1);
             assert_same(&expected[model], &job, 1);
         }
+}
+
+static void those_that_live_learn_what_all_would_have(void **state)
+{
+    kill_at_each_moment(layouts, LAYOUTS);
+}
+
+static void what_is_in_shards_is_on_two_ranks(void **state)
+{
+    kill_at_each_moment(shards, sizeof(shards) / sizeof(shards[0]));
+
+    run((struct job){.model = MODEL_SKIPS, .layout = shards[0],
+                     .deaths = {{.rank = 1, .step = 2}, {.rank = 2, .step = 2}},
+                     .sentence = "if those that held it have died, only a checkpoint brings it back"}, 2);
+}
+
+/* Whether that is while gradients are summed, parts agree, values change or are gathered. */
+static void the_moment_does_not_matter(void **state)
+{
+    static const struct layout *const of[] = {&shards[0], &layouts[2], &shards[2], &shards[3], &layouts[3]};
+
+    run((struct job){.model = MODEL_SKIPS, .layout = one, .unclipped = true}, 0);
+    const struct seen expected = seen[0];
+    for (int i = 0; i < 60; i++) {
+        struct job job = {.model = MODEL_SKIPS, .layout = *of[i % 5], .unclipped = true};
+        job.deaths[0] = (struct death){.rank = i / 5 % (job.layout.ranks * job.layout.replicas),
+                                       .step = (uint64_t)(1 + i % 3), .after_us = 100 + 83 * (i * 7 % 60)};
+        printf("layout %d, rank %d dies in step %d, after %d us\n", i % 5, job.deaths[0].rank,
+               (int)job.deaths[0].step, job.deaths[0].after_us);
+        run(job, 1);
+        assert_same(&expected, &job, 1);
+    }
 }
 
 /* One after the other, or at once, down to one rank. */
@@ -461,13 +513,16 @@ static void several_may_die(void **state)
         {{DP_SCHEDULE_DUALPIPE, 4, 1, 0, NULL}, {{1, 2, 5, false}, {2, 4, 2, false}}},
         {{DP_SCHEDULE_1F1B, 2, 2, 0, NULL}, {{0, 1, 1, false}, {3, 1, 4, false}}},
         {{DP_SCHEDULE_ZBV, 2, 2, 0, NULL}, {{0, 3, 0, false}, {3, 3, 2, false}}},
+        {{DP_SCHEDULE_GPIPE, 1, 4, 0, .shards = true}, {{0, 2, 0, false}, {2, 2, 0, false}}},
+        {{DP_SCHEDULE_GPIPE, 1, 4, 0, .shards = true}, {{1, 1, 3, false}, {0, 3, 2, false}}},
+        {{DP_SCHEDULE_1F1B, 2, 2, 0, .shards = true}, {{1, 2, 0, false}, {2, 2, 0, false}}},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        struct job job = {.model = MODEL_TIED, .layout = rows[i].layout};
+        struct job job = {.model = MODEL_TIED, .layout = rows[i].layout, .unclipped = rows[i].layout.shards};
         memcpy(job.deaths, rows[i].deaths, sizeof(job.deaths));
         printf("row %zu\n", i);
-        run((struct job){.model = job.model, .layout = one}, 0);
+        run((struct job){.model = job.model, .layout = one, .unclipped = job.unclipped}, 0);
         const struct seen expected = seen[0];
         run(job, 2);
         assert_same(&expected, &job, 2);
@@ -609,6 +664,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(those_that_live_learn_what_all_would_have),
+        cmocka_unit_test(what_is_in_shards_is_on_two_ranks),
+        cmocka_unit_test(the_moment_does_not_matter),
         cmocka_unit_test(several_may_die),
         cmocka_unit_test(a_rank_whose_layer_fails_leaves),
         cmocka_unit_test(a_stage_that_is_lost_ends_all),

@@ -76,7 +76,7 @@ class Trainer:
                   {"graph": "ring", "algorithm": "d-psgd", "compression": "int8", ...}
     fixed_order   results are the same to the last bit under every layout
     survive       ranks that die are gone on without (`lost`): each step gets the whole batch on
-                  every rank, which may have any stage next. Not with "shards"
+                  every rank, which may have any stage next
     joins, store  this process comes in the place of that lost rank of replicas that mix, which call
                   `admit` with the same torch store and whose trainers have the same arguments. It
                   needs no group, and goes on with their `next_step`
