@@ -413,6 +413,7 @@ def of_those_that_live(tmp_path, size, body, how, victims):
 @pytest.mark.parametrize("how, size, victims", [
     ({"schedule": "dualpipe"}, 4, [1]), ({"schedule": "1f1b", "replicas": 2}, 4, [2]),
     ({"schedule": "1f1b", "replicas": 2}, 4, [0]),
+    ({"schedule": "1f1b", "replicas": 2, "sums": "shards"}, 4, [2]),
     ({"schedule": "1f1b", "replicas": 3, "microbatches": 6}, 6, [2, 0])], ids=str)
 def test_a_rank_that_dies_takes_no_statistics_along(tmp_path, how, size, victims):
     whole = normed()
