@@ -10,7 +10,7 @@
  *      stripe      the part of a message that goes over one queue pair
  *      block       the memory of a side that the peer writes to, and that it writes from
  *      eager       a short message that does not wait for its CTS entry: verbs/recv.c
- *      inline      a very short eager message, which is seen without a completion: verbs/inline.h
+ *      inline      a very short eager message, which is seen without a completion: verbs/queues.h
  *
  *      receiver                                             sender
  *      irecv: CTS entries -- RDMA write, any queue pair -->  its ring of CTS entries
