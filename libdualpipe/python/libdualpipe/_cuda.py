@@ -2,10 +2,10 @@
 """Work on a GPU: the library's device with torch's allocator, and links from GPU to GPU."""
 import os
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from itertools import chain
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional
 
 import torch
 
@@ -65,13 +65,17 @@ class Stream:
                            at_exit=False)
 
 
-@contextmanager
-def in_stream(stream: Any) -> Iterator[None]:
+_ON_HOST = nullcontext()
+
+
+def in_stream(stream: Any) -> ContextManager[None]:
     """Have torch queue in a stream of its own, behind what the current one has been given, which
     goes on behind that. None: on the host."""
-    if stream is None:
-        yield
-        return
+    return _ON_HOST if stream is None else _in_stream(stream)
+
+
+@contextmanager
+def _in_stream(stream: Any) -> Iterator[None]:
     current = torch.cuda.current_stream(stream.device)
     if current != stream:
         stream.wait_stream(current)

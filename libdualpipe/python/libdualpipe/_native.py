@@ -167,7 +167,8 @@ class Lock:
 
     def __exit__(self, *_: Any) -> None:
         self._lock.release()
-        self._free_waiting()
+        if self._waiting:
+            self._free_waiting()
 
     def free(self, function: Callable[..., None], pointer: Any, needs: Any) -> None:
         self._waiting.append((function, pointer, needs))

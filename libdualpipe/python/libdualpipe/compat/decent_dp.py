@@ -309,8 +309,8 @@ class DecentralizedDataParallel(Module):
         """The gradient of a parameter is complete."""
         if self._is_grad_accum_enable:
             return
-        grad = self._params[number].grad
-        if grad is not None and self._stream is not None:  # of another stream's memory, maybe
+        grad = None if self._stream is None else self._params[number].grad
+        if grad is not None:  # of another stream's memory, maybe
             for part in (grad._indices(), grad._values()) if grad.is_sparse else (grad, ):
                 part.record_stream(self._stream)
         self._count.came += 1
@@ -577,11 +577,10 @@ def _fused(optimizer: Optimizer, parameters: List[Any]) -> Iterator[None]:
     the fused one. Its state says nothing of it."""
     fits = bool(parameters)
     for p in parameters:
-        state = optimizer.state[p].values() if p in optimizer.state else ()
-        fits = fits and all(
-            x is None or
-            x.layout == torch.strided and (x.dtype, x.stride()) == (p.dtype, p.stride())
-            for x in (p.grad, *(x for x in state if isinstance(x, Tensor) and x.dim())))
+        grad, lies, state = p.grad, (p.dtype, p.stride()), optimizer.state.get(p, {}).values()
+        moments = [x for x in state if isinstance(x, Tensor) and x.dim()]
+        for x in moments if grad is None else (grad, *moments):
+            fits = fits and x.layout == torch.strided and (x.dtype, x.stride()) == lies
     for group in optimizer.param_groups if fits else ():
         group["fused"] = True
     try:
