@@ -156,6 +156,18 @@ def test_values_are_those_of_decent_dp(ranks, topology, optimizer, options):
     ranks(4, equals_decent_dp, topology, optimizer, options)
 
 
+@pytest.mark.parametrize("name", ["accum_adam_foreach", "accum_adamw_foreach"])
+def test_accumulating_updates_of_lists_are_those_of_decent_dp(name):
+    peer = pytest.importorskip("decent_dp.optim", reason="pip's decent-dp is not installed")
+    torch.manual_seed(3)
+    mine = [[torch.rand(3, 2), torch.rand(5)] for _ in range(5)] + [[torch.tensor(0), torch.tensor(0)]]
+    theirs = copy.deepcopy(mine)
+    for _ in range(5):
+        for module, lists in ((decent_dp, mine), (peer, theirs)):
+            getattr(module, name)(*lists, 0.9, 0.99, 0.01, 0.1, 1e-8, 2)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
 FUSED = {
     "adam": (True, lambda ps: torch.optim.Adam(ps, lr=0.01)),
     "adamw, in groups": (True, lambda ps: torch.optim.AdamW([{"params": [p]} for p in ps], lr=0.01)),

@@ -603,11 +603,47 @@ def _pre_average(user: Any, info: Any) -> None:
 # ---- optimizers and a schedule ----
 
 
+def accum_adam_foreach(params: List[Tensor], grads: List[Tensor], exp_avgs: List[Tensor],
+                       exp_avg_sqs: List[Tensor], accum_grads: List[Tensor],
+                       state_steps: List[Tensor], beta1: float, beta2: float, lr: float,
+                       weight_decay: float, eps: float, accum_iter: int) -> None:
+    """An update of AccumAdam: of parameters and what it keeps of each, in one order."""
+    torch._foreach_add_(state_steps, 1)
+    if weight_decay != 0:
+        torch._foreach_add_(grads, params, alpha=weight_decay)
+    torch._foreach_add_(accum_grads, grads, alpha=1.0 / accum_iter)
+    step = int(state_steps[0].item())
+    epoch = (step + accum_iter - 1) // accum_iter
+    numerator = torch._foreach_add(exp_avgs, grads, alpha=1 - beta1)
+    denominator = torch._foreach_addcmul(exp_avg_sqs, grads, grads, value=1 - beta2)
+    torch._foreach_sqrt_(denominator)
+    torch._foreach_div_(denominator, math.sqrt(1 - beta2**epoch))
+    torch._foreach_add_(denominator, eps)
+    torch._foreach_addcdiv_(params, numerator, denominator, value=-(lr / (1 - beta1**epoch)))
+    if step % accum_iter == 0:
+        torch._foreach_add_(exp_avgs, accum_grads, alpha=1 - beta1)
+        torch._foreach_mul_(exp_avgs, beta1)
+        torch._foreach_addcmul_(exp_avg_sqs, accum_grads, accum_grads, value=1 - beta2)
+        torch._foreach_mul_(exp_avg_sqs, beta2)
+        torch._foreach_zero_(accum_grads)
+
+
+def accum_adamw_foreach(params: List[Tensor], grads: List[Tensor], exp_avgs: List[Tensor],
+                        exp_avg_sqs: List[Tensor], accum_grads: List[Tensor],
+                        state_steps: List[Tensor], beta1: float, beta2: float, lr: float,
+                        weight_decay: float, eps: float, accum_iter: int) -> None:
+    """An update of AccumAdamW, likewise."""
+    if weight_decay != 0:
+        torch._foreach_mul_(params, 1 - lr * weight_decay)
+    accum_adam_foreach(params, grads, exp_avgs, exp_avg_sqs, accum_grads, state_steps, beta1, beta2,
+                       lr, 0, eps, accum_iter)
+
+
 class AccumAdam(Optimizer):
     """Adam whose moments move once in accum_iter steps, by the mean of their gradients; every step
     updates, with its own gradient added for the time being."""
 
-    decoupled = False  # weight decay apart from the gradient
+    _foreach: Any = staticmethod(accum_adam_foreach)
 
     def __init__(self,
                  params: Any,
@@ -637,36 +673,16 @@ class AccumAdam(Optimizer):
                 self.state[p]["step"] = torch.tensor(0, dtype=torch.int64)
                 for name in ("exp_avg", "exp_avg_sq", "accum_grad"):
                     self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        first, second, mean, steps = ([self.state[p][name] for p in found]
-                                      for name in ("exp_avg", "exp_avg_sq", "accum_grad", "step"))
-        grads, (beta1, beta2) = [p.grad for p in found], group["betas"]
-        lr, decay, period = group["lr"], group["weight_decay"], group["accum_iter"]
-        torch._foreach_add_(steps, 1)
-        if decay != 0 and self.decoupled:
-            torch._foreach_mul_(found, 1 - lr * decay)
-        elif decay != 0:
-            torch._foreach_add_(grads, found, alpha=decay)
-        torch._foreach_add_(mean, grads, alpha=1.0 / period)
-        step = steps[0].item()
-        epoch = (step + period - 1) // period
-        numerator = torch._foreach_add(first, grads, alpha=1 - beta1)
-        denominator = torch._foreach_addcmul(second, grads, grads, value=1 - beta2)
-        torch._foreach_sqrt_(denominator)
-        torch._foreach_div_(denominator, math.sqrt(1 - beta2**epoch))
-        torch._foreach_add_(denominator, group["eps"])
-        torch._foreach_addcdiv_(found, numerator, denominator, value=-(lr / (1 - beta1**epoch)))
-        if step % period == 0:
-            torch._foreach_add_(first, mean, alpha=1 - beta1)
-            torch._foreach_mul_(first, beta1)
-            torch._foreach_addcmul_(second, mean, mean, value=1 - beta2)
-            torch._foreach_mul_(second, beta2)
-            torch._foreach_zero_(mean)
+        kept = ([self.state[p][name] for p in found]
+                for name in ("exp_avg", "exp_avg_sq", "accum_grad", "step"))
+        rates = (group[name] for name in ("lr", "weight_decay", "eps", "accum_iter"))
+        self._foreach(found, [p.grad for p in found], *kept, *group["betas"], *rates)
 
 
 class AccumAdamW(AccumAdam):
     """AccumAdam with weight decay apart from the gradient."""
 
-    decoupled = True
+    _foreach = staticmethod(accum_adamw_foreach)
 
 
 def _groups(params: NamedTensors, weight_decay: float) -> List[Dict[str, Any]]:
