@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# python.py RANKS [WORDS] - steps of peers' classes and of ours by turns, in the same processes; for
-# python.sh. A row: the case, medians of a step of both in ms, the median of the ratios of neighbours
-# with its quartiles, and the same of the time that all ranks' processors took.
+# python.py RANKS [WORDS] - steps of peers' classes and of ours by turns, some at a time, in the same
+# processes; for python.sh. A row: the case, medians of a step of both in ms, the median of the ratios
+# of neighbours with its quartiles, and the same of the time that all ranks' processors took.
 import copy
 import os
 import socket
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 SIZES = {"small": (16, 64, 21), "medium": (64, 256, 9), "large": (512, 256, 3)}  # rows, width, turns
+TURN = {"small": 8, "medium": 4, "large": 2}  # steps
 TORCHS = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
@@ -29,17 +30,19 @@ class Stage(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-def turns(steps, count):
-    """Seconds of each step, by the clock and of all ranks' processors; the first two warm up."""
+def turns(steps, count, each):
+    """Seconds of a step in each turn, by the clock and of all ranks' processors; the first two turns
+    warm up. A turn is several steps: what a mixer leaves in flight is waited for by its own next one."""
     wall, used = ({name: [] for name in steps} for _ in range(2))
     for i in range(count + 2):
         for name in list(steps) if i % 2 else reversed(list(steps)):
             dist.barrier()
             took, began = time.process_time(), time.perf_counter()
-            steps[name]()
+            for _ in range(each):
+                steps[name]()
             dist.barrier()
-            began = time.perf_counter() - began
-            all_of_it = torch.tensor([time.process_time() - took], dtype=torch.float64)
+            began = (time.perf_counter() - began) / each
+            all_of_it = torch.tensor([(time.process_time() - took) / each], dtype=torch.float64)
             dist.all_reduce(all_of_it)
             if i > 1:
                 wall[name].append(began)
@@ -47,8 +50,8 @@ def turns(steps, count):
     return wall, used
 
 
-def row(case, steps, count):
-    wall, used = turns(steps, count)
+def row(case, steps, count, each):
+    wall, used = turns(steps, count, each)
     if dist.get_rank():
         return
     text = f"{case:36}"
@@ -188,7 +191,7 @@ def run(rank, ranks, words, store, port):
             torch.manual_seed(rank)
             try:
                 steps, count = make(rank, ranks, size, name)
-                row(f"{case}, {size}", steps, count)
+                row(f"{case}, {size}", steps, count, TURN[size])
             except Exception as error:  # of the peer: all ranks get it, or the process group ends
                 if rank == 0:
                     print(f"{case}, {size}: {type(error).__name__}: {str(error)[:200]}", flush=True)
