@@ -302,7 +302,7 @@ int sums_init(struct sums *d, const struct sums_config *config, struct engine *e
 
     *d = (struct sums){
         .none = config->none, .kind = config->kind, .engine = e, .place = config->place,
-        .twice = config->survive && config->kind == DP_SUMS_SHARDS};
+        .twice = !config->none && config->survive && config->kind == DP_SUMS_SHARDS};
     if (d->none)
         return 0;
     err = config->survive && config->kind == DP_SUMS_MIXING ? make_mixer(d, config, 0)

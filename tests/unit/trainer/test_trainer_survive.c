@@ -653,11 +653,12 @@ static void a_replica_that_comes_back_is_admitted(void **state)
 /* Both holders of a stage. */
 static void a_stage_that_is_lost_ends_all(void **state)
 {
-    run((struct job){.model = MODEL_MLP,
-                     .layout = {DP_SCHEDULE_1F1B, 2, 2, 0, NULL},
-                     .deaths = {{1, 2, 0, false}, {3, 2, 0, false}},
-                     .sentence = "no rank has"},
-        2);
+    for (int i = 0; i < 4; i++) /* at once, or the last that has it in a later step; with shards, too */
+        run((struct job){.model = MODEL_MLP,
+                         .layout = {DP_SCHEDULE_1F1B, 2, 2, 0, .shards = i % 2},
+                         .deaths = {{1, 2, 0, false}, {i < 2 ? 3 : 0, i < 2 ? 2 : 3, 0, false}},
+                         .sentence = "no rank has"},
+            2);
 }
 
 int main(void)
