@@ -27,18 +27,23 @@ void add_case(int line, struct CMUnitTest test)
     lines[at] = line;
 }
 
-int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down)
+static int run_titled(const char *title, CMFixtureFunction set_up, CMFixtureFunction take_down)
 {
     if (!count) {
         puts("no case is compiled in");
         return 77;
     }
-    return _cmocka_run_group_tests("cases", cases, count, set_up, take_down);
+    return _cmocka_run_group_tests(title, cases, count, set_up, take_down);
+}
+
+int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down)
+{
+    return run_titled("cases", set_up, take_down);
 }
 
 int run_titled_cases(const char *title)
 {
-    return _cmocka_run_group_tests(title, cases, count, NULL, NULL);
+    return run_titled(title, NULL, NULL);
 }
 
 __attribute__((weak)) int main(void)

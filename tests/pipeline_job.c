@@ -221,6 +221,7 @@ void job_rank_close(struct job_rank *r)
     model_batch_fini(&r->label);
     model_batch_fini(&r->out);
     free(r->borders);
+    *r = (struct job_rank){0};
 }
 
 /* ---- comparison ------------------------------------------------------------------------------ */

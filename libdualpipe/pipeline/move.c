@@ -114,7 +114,9 @@ static int by_name(const void *a, const void *b)
     const struct entry *x = a, *y = b;
     const int order = dp_piece_compare(x->name, &x->piece, y->name, &y->piece);
 
-    return order ? order : (x->rank > y->rank) - (x->rank < y->rank);
+    if (order || x->rank != y->rank)
+        return order ? order : x->rank - y->rank;
+    return x->index - y->index;
 }
 
 static int read_tables(struct tables *t, int ranks)
@@ -214,7 +216,7 @@ static int check_part(const struct entry *from, const struct entry *w)
         return dp_fail(DP_EINVAL, "tensor '%s' of rank %d: expected a compact one in the host's "
                        "memory", w->name, w->told.layout ? from->rank : w->rank);
     if (memcmp(&w->told.type, &from->told.type, sizeof(w->told.type)) ||
-        !w->told.ndim != !from->told.ndim ||
+        (!w->told.ndim != !from->told.ndim && w->told.elements != from->told.elements) ||
         (!is_piece(w) && !is_piece(from) && w->told.layout != from->told.layout))
         return dp_fail(DP_EMISMATCH, "tensor '%s': another type or shape on rank %d, which has "
                        "it, than on rank %d, which needs it", w->name, from->rank, w->rank);

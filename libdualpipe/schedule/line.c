@@ -194,7 +194,7 @@ static void place_interleaved(const struct dp_schedule_spec *spec, int rank, str
 
 /* The rank's k-th forward or backward: groups of P micro-batches, slot by slot. */
 static void add_kth(const struct dp_rank_view *view, struct dp_op_list *out, enum dp_op_kind kind,
-                uint32_t unit, int k)
+                    uint32_t unit, int k)
 {
     int ranks = view->s->ranks, count = view->slot_count;
     int slot = k / ranks % count, mb = k / (ranks * count) * ranks + k % ranks;

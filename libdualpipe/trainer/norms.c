@@ -94,6 +94,7 @@ void norms_commit(const struct engine_norms *norms, int microbatches, const doub
             dp_batch_norm_commit(norm, values, microbatches);
         else if (norm)
             dp_batch_norm_forget(norm);
-        values += values ? export_len(&norms->list[i]) * (size_t)microbatches : 0;
+        if (values)
+            values += export_len(&norms->list[i]) * (size_t)microbatches;
     }
 }

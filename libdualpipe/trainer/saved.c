@@ -49,9 +49,14 @@ static size_t room_of(const struct dp_trainer *t)
 
     for (int i = 0; i < t->engine->part_count; i++) {
         struct dp_optimizer *all[] = {optimizer_of(t, i), t->sums.slots[i].copies};
+        const struct dp_replicas *sums = t->sums.slots[i].sums;
         room += 2 * (size_t)t->engine->parts[i].count;
-        for (int k = 0; k < 2; k++) /* a piece has no more values than state */
-            room += all[k] ? 2 * (size_t)dp_optimizer_state_count(all[k]) : 0;
+        for (int k = 0; k < 2; k++) {
+            int32_t pieces = 0;
+            if (sums)
+                k ? dp_replicas_copies(sums, &pieces) : dp_replicas_shard(sums, &pieces);
+            room += (size_t)pieces + (all[k] ? (size_t)dp_optimizer_state_count(all[k]) : 0);
+        }
         if (t->in_files[i])
             room += (size_t)dp_offload_optimizer_state_count(t->in_files[i]);
     }

@@ -8,6 +8,7 @@
 #include "base/thread.h"
 #include "nccl-plugin/verbs/comm.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -370,9 +371,12 @@ static int isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dp
     struct dpn_verbs *v = comm->state;
     int err = dpn_verbs_isend(&v->send, piece, out);
 
-    if (err)
-        dpn_verbs_send_refusal(v);
-    return err || *out ? err : go_on(v, "send");
+    if (!err)
+        return *out ? 0 : go_on(v, "send");
+    char why[512];
+    snprintf(why, sizeof(why), "%s", dp_last_error()); /* which telling the peer may replace */
+    dpn_verbs_send_refusal(v);
+    return dp_fail_quietly(err, "%s", why);
 }
 
 static int irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,

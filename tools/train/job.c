@@ -125,10 +125,13 @@ static int agree(const struct job *j)
 
     if (!j->s->how.survive || (err && !has_died))
         return err;
-    bool *alive = calloc((size_t)dp_comm_size(j->comm), sizeof(*alive));
+    const int size = dp_comm_size(j->comm);
+    bool *alive = calloc((size_t)size, sizeof(*alive)), live = true;
     const int agreed = alive ? dp_comm_agree_alive(j->comm, alive) : DP_ENOMEM;
+    for (int i = 0; i < size && !agreed; i++)
+        live = live && alive[i];
     free(alive);
-    return agreed;
+    return agreed ? agreed : live ? err : 0;
 }
 
 /* ---- making it ----------------------------------------------------------------------------- */

@@ -83,11 +83,11 @@ int plan_file_read(const char *path, struct word_list *out)
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
-static json_t *json_of(const char *text)
+static json_t *json_of(const char *text, bool is_list)
 {
     if (!*text || text[strspn(text, ",0123456789")])
         return json_string(text);
-    if (!strchr(text, ','))
+    if (!is_list)
         return json_integer(strtoll(text, NULL, 10));
     json_t *list = json_array();
     for (const char *at = text; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
@@ -103,7 +103,7 @@ int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const s
 
     for (int i = 0; settings_option(i, &a); i++)
         if (a.marks & (PLANNED | OFFLOADED) && settings_value(&a, s, 17, text))
-            json_object_set_new(root, a.name, json_of(text));
+            json_object_set_new(root, a.name, json_of(text, !strcmp(a.name, "blocks")));
     for (int rank = 0; rank < s->how.schedule.ranks; rank++)
         json_array_append_new(bytes, json_integer((json_int_t)rank_bytes[rank]));
     json_object_set_new(root, "step_ns", json_integer(step_ns));

@@ -427,6 +427,7 @@ static bool take_plan(struct settings *s, int *argc, char ***argv, struct operan
     char *alone[] = {(*argv)[0], NULL}, **words = NULL, **line = NULL;
     struct resume plan = {0};
     struct settings own = {0};
+    bool is_parsed = false;
     int count = 1;
 
     snprintf(plan.path, sizeof(plan.path), "--plan %s", path);
@@ -440,15 +441,16 @@ static bool take_plan(struct settings *s, int *argc, char ***argv, struct operan
     if (!*status && (!words || !line))
         *status = command_broke("--plan %s: out of memory", path);
     command_explain(settings_explain, &r);
-    if (!*status && args_parse(&settings_usage, count, words, &own, files, status) &&
-        args_parse(&settings_usage, *argc, line, s, files, status)) {
+    is_parsed = !*status && args_parse(&settings_usage, count, words, &own, files, status) &&
+                args_parse(&settings_usage, *argc, line, s, files, status);
+    if (is_parsed) {
         const unsigned marks = PLANNED | (own.offload.text ? OFFLOADED : 0);
         *argv = line;
         *status = settings_same(s, &own, marks, "as in", plan.path, "") ? 0 : EXIT_USAGE;
     }
     command_explain(NULL, NULL);
     free(words);
-    return !*status;
+    return is_parsed && !*status;
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)

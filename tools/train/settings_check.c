@@ -466,7 +466,8 @@ static bool check_mixing_survival(const struct settings *s)
                         : settings_on_cuda(s) ? "--device cuda"
                                               : NULL;
 
-    return !(refuse_if(s->spares, "--spare %d: expected a pipeline; replicas are started again, "
+    return !(refuse_if(s->how.replicas < 2, "--survive: expected -D 2 or more") ||
+             refuse_if(s->spares, "--spare %d: expected a pipeline; replicas are started again, "
                        "--restart", (int)s->spares) ||
              refuse_if(other, "--survive: expected no %s with replicas that mix", other) ||
              refuse_if(s->how.checkpoint.folder,

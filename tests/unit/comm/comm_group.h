@@ -39,7 +39,7 @@ typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
 
 #define CHECK_ERROR(call, error, sentence)                                                         \
     do {                                                                                           \
-        CHECK(call == error);                                                                      \
+        CHECK((call) == (error));                                                                  \
         CHECK_SAYS(sentence);                                                                      \
     } while (0)
 

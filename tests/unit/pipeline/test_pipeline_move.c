@@ -99,7 +99,8 @@ static struct dp_named_tensor name_piece(struct piece *p, int first, int end, bo
     for (int i = first; i < end; i++)
         p->data[i - first] = (float)i;
     return (struct dp_named_tensor){
-        p->name, {.data = p->data, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = p->shape}};
+        p->name,
+        {.data = p->data, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = p->shape}};
 }
 
 static bool has_all(const struct piece *p, int first)
@@ -117,36 +118,42 @@ static int move_pieces(struct dp_comm *comm, void *arg)
     enum { QUARTER = ELEMENTS / RANKS };
     const unsigned dead = *(const unsigned *)arg;
     const int rank = dp_comm_rank(comm), before = (rank + RANKS - 1) % RANKS, first = 1 + 100 * rank;
-    float step = 7, got = 0;
+    float step = 7, got = 0, value = 0;
     const bool lives = !(dead >> rank & 1);
-    const bool lost = dead & dead >> 1;
-    DLTensor count = {.data = &step, .device = {kDLCPU, 0}, .dtype = {kDLFloat, 32, 1}};
+    const bool lost = dead & (dead >> 1 | dead << (RANKS - 1));
+    const DLTensor count = {.data = &step, .device = {kDLCPU, 0}, .dtype = {kDLFloat, 32, 1}};
+    const DLTensor alone = {.data = &step, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1},
+                            .shape = (int64_t[]){1}};
     const struct dp_named_tensor has[] = {
         name_piece(&own, QUARTER * rank, QUARTER * (rank + 1), false),
         name_piece(&copy, QUARTER * before, QUARTER * (before + 1), false),
-        {rank % 2 ? "w[0:250]/step" : "w[250:1000]/step", count}};
+        {rank % 2 ? "w[0:250]/step" : "w[250:1000]/step", count},
+        {"v[0:1]", alone}};
     struct dp_named_tensor wants[] = {name_piece(&whole, 0, ELEMENTS, true),
-                                      name_piece(&other, first, first + 600, false), {"w/step", count}};
+                                      name_piece(&other, first, first + 600, false), {"w/step", count},
+                                      {"v", count}};
 
     wants[2].tensor.data = &got;
+    wants[3].tensor.data = &value;
     memset(whole.data, 0, sizeof(whole.data));
     memset(other.data, 0, sizeof(other.data));
-    const int err = dp_pipeline_move_state(comm, has, lives ? 3 : 0, wants, lives ? 3 : 0);
+    const int err = dp_pipeline_move_state(comm, has, lives ? 4 : 0, wants, lives ? 4 : 0);
     CHECK(err == (lost ? DP_ENOENT : 0));
     if (lost)
-        CHECK_SAYS("tensor 'w/mean', which rank 0 needs: no rank has it");
-    CHECK(lost || !lives || (has_all(&whole, 0) && has_all(&other, first) && got == 7));
+        CHECK_SAYS("needs: no rank has it");
+    CHECK(lost || !lives || (has_all(&whole, 0) && has_all(&other, first) && got == 7 && value == 7));
     return 0;
 }
 
 CASE(pieces_become_other_pieces)
 {
-    static const unsigned dead[] = {0, 0x2, 0x5, 0xA, 0x6};
+    static const unsigned dead[] = {0, 0x2, 0x5, 0xA, 0x6, 0x9};
     int killed;
 
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(dead) / sizeof(*dead); i++)
-            assert_int_equal(kind->run(kind, RANKS, deadline_ns, move_pieces, (void *)(uintptr_t)&dead[i], &killed), 0);
+            assert_int_equal(kind->run(kind, RANKS, deadline_ns, move_pieces,
+                                       (void *)(uintptr_t)&dead[i], &killed), 0);
 }
 
 /* One rank has another shape. */

@@ -9,6 +9,8 @@
 #include "unit/comm/comm_group.h"
 #include "trainer_models.h"
 
+#include "base/clock.h"
+
 #include <dualpipe/survival.h>
 #include <dualpipe/trainer.h>
 
@@ -29,7 +31,9 @@ static const int64_t timeout_ns = INT64_C(20000000000);
 
 /* What a rank has seen. */
 struct seen {
-    double losses[STEPS], held_out;
+    double losses[STEPS], norms[STEPS], held_out;
+    int64_t step_ns;  /* of its last step */
+    bool has_stepped; /* it died after the step in which it was to die */
     int32_t lost[STEPS + 1], lost_ranks[VICTIMS];
     float values[MAX_VALUES]; /* of the one to which they were gathered */
     bool gathered;
@@ -217,12 +221,17 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
             signal(SIGALRM, die);
             setitimer(ITIMER_REAL, &(struct itimerval){.it_value.tv_usec = own->after_us}, NULL);
         }
+        const int64_t began_ns = dp_now_ns();
         err = take_step(t, job->model, step, &r, NULL);
-        if (dies && own->after_us)
+        seen->step_ns = dp_now_ns() - began_ns;
+        if (dies && own->after_us) {
+            seen->has_stepped = true;
             raise(SIGKILL);
+        }
         if (err)
             break;
         seen->losses[step] = r.loss;
+        seen->norms[step] = r.norm;
         seen->lost[step] = r.lost;
         if (job->meeting && r.rate != OTHER_RATE)
             err = dp_callback_error(DP_ESTATE, "the rate of step %d is %g", (int)step, r.rate);
@@ -417,6 +426,9 @@ static void assert_same(const struct seen *expected, const struct job *job, int 
             continue;
         assert_memory_equal(expected->losses, seen[rank].losses, sizeof(expected->losses));
         assert_memory_equal(&expected->held_out, &seen[rank].held_out, sizeof(double));
+        for (int step = 0; step < STEPS; step++) /* of shards it is added up in another order */
+            assert_true(fabs(expected->norms[step] - seen[rank].norms[step]) <=
+                        1e-9 * expected->norms[step]);
         assert_int_equal(seen[rank].lost[STEPS], deaths);
         assert_int_equal(seen[rank].ranks, size - deaths);
         assert_int_equal(seen[rank].lost_ranks[0], job->deaths[0].rank);
@@ -464,7 +476,8 @@ static void kill_at_each_moment(const struct layout *list, int count)
                               .offloads = k == 2, .unclipped = list[i].shards};
             const int placed = size_of(&job.layout) - (when[k].calls ? job.layout.spare : 0);
             job.deaths[0].rank = (i + k / 2) % placed;
-            printf("model %d, layout %d, death %d of rank %d\n", model, i, k, job.deaths[0].rank);
+            printf("model %d, layout %d%s, death %d of rank %d\n", model, i,
+                   list->shards ? " of shards" : "", k, job.deaths[0].rank);
             run(job, 1);
             assert_same(&expected[model], &job, 1);
         }
@@ -480,26 +493,38 @@ static void what_is_in_shards_is_on_two_ranks(void **state)
     kill_at_each_moment(shards, sizeof(shards) / sizeof(shards[0]));
 
     run((struct job){.model = MODEL_SKIPS, .layout = shards[0],
-                     .deaths = {{.rank = 1, .step = 2}, {.rank = 2, .step = 2}},
-                     .sentence = "if those that held it have died, only a checkpoint brings it back"}, 2);
+                     .deaths = {{.rank = 0, .step = 2}, {.rank = 3, .step = 2}},
+                     .sentence = "if those that held it have died, only a checkpoint brings it back"},
+        2);
 }
 
 /* Whether that is while gradients are summed, parts agree, values change or are gathered. */
 static void the_moment_does_not_matter(void **state)
 {
-    static const struct layout *const of[] = {&shards[0], &layouts[2], &shards[2], &shards[3], &layouts[3]};
+    static const struct layout *const of[] = {&shards[0], &layouts[2], &shards[2], &shards[3],
+                                              &layouts[3]};
+    int64_t step_ns[5];
+    int inside = 0;
 
     run((struct job){.model = MODEL_SKIPS, .layout = one, .unclipped = true}, 0);
     const struct seen expected = seen[0];
+    for (int i = 0; i < 5; i++) {
+        run((struct job){.model = MODEL_SKIPS, .layout = *of[i], .unclipped = true}, 0);
+        step_ns[i] = seen[0].step_ns;
+    }
     for (int i = 0; i < 60; i++) {
         struct job job = {.model = MODEL_SKIPS, .layout = *of[i % 5], .unclipped = true};
         job.deaths[0] = (struct death){.rank = i / 5 % (job.layout.ranks * job.layout.replicas),
-                                       .step = (uint64_t)(1 + i % 3), .after_us = 100 + 83 * (i * 7 % 60)};
+                                       .step = (uint64_t)(1 + i % 3),
+                                       .after_us = 1 + (int)(step_ns[i % 5] * (i * 7 % 60) / 60000)};
         printf("layout %d, rank %d dies in step %d, after %d us\n", i % 5, job.deaths[0].rank,
                (int)job.deaths[0].step, job.deaths[0].after_us);
         run(job, 1);
         assert_same(&expected, &job, 1);
+        inside += !seen[job.deaths[0].rank].has_stepped;
     }
+    printf("%d of 60 died before their step was over\n", inside);
+    assert_true(inside);
 }
 
 /* One after the other, or at once, down to one rank. */
@@ -519,7 +544,8 @@ static void several_may_die(void **state)
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        struct job job = {.model = MODEL_TIED, .layout = rows[i].layout, .unclipped = rows[i].layout.shards};
+        struct job job = {.model = MODEL_TIED, .layout = rows[i].layout,
+                          .unclipped = rows[i].layout.shards};
         memcpy(job.deaths, rows[i].deaths, sizeof(job.deaths));
         printf("row %zu\n", i);
         run((struct job){.model = job.model, .layout = one, .unclipped = job.unclipped}, 0);
