@@ -14,7 +14,8 @@ usage="usage: sh tests/run.sh [OPTION...] [TEST...]
   --no-install              install no packages, load no NCCL (190 MB, once) and no PyTorch (2.8 GB, once)
   --help                    this
 
-DP_TEST_LIMIT_S is the longest that one test may take, in seconds (300)."
+DP_TEST_LIMIT_S is the longest that one test may take, in seconds (300); up to four times that on a loaded
+machine."
 
 die()
 {
