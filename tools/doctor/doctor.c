@@ -91,7 +91,10 @@ static const char *cut(char *text, int n, const char *fmt, va_list args)
     while (n-- && end)
         end = (end = strchr(end, '\v')) ? end + 1 : NULL;
     char *before = end ? strndup(fmt, (size_t)(end - fmt)) : NULL;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* the beginning of one that has been checked */
     const int at = before ? vsnprintf(NULL, 0, before, args) : -1;
+#pragma GCC diagnostic pop
     free(before);
     if (at < 0)
         return NULL;
