@@ -29,7 +29,7 @@ struct dp_replicas;
 /* Values i of those that follow each other in the memory of a device, on all ranks; false: there is no
  * number i. */
 bool dp_replicas_row(const struct dp_replicas *r, int32_t i, struct dp_mixer_piece *out);
-/* The shard of the replica before, as dp_replicas_shard has its own; none of one replica. */
-const struct dp_parameter *dp_replicas_copies(const struct dp_replicas *r, int32_t *count);
+/* The shard, and behind it that of the replica before, if there is another one. */
+const struct dp_parameter *dp_replicas_held(const struct dp_replicas *r, int32_t *count);
 
 #endif

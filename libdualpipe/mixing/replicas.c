@@ -569,10 +569,10 @@ const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *r, int32_
     return r->shard;
 }
 
-const struct dp_parameter *dp_replicas_copies(const struct dp_replicas *r, int32_t *count)
+const struct dp_parameter *dp_replicas_held(const struct dp_replicas *r, int32_t *count)
 {
-    *count = r->held_count - r->shard_count;
-    return r->shard + r->shard_count;
+    *count = r->held_count;
+    return r->shard;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */

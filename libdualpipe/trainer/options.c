@@ -173,8 +173,8 @@ static const struct dp_option table[] = {
     {"delay-update", DP_OPTION_BOOL, NULL, "use the gradients of a step in the next one",
      AT(delay_update)},
     {"survive", DP_OPTION_BOOL, NULL,
-     "go on without ranks that are killed: of replicas, with a graph those of --schedule none, or of "
-     "--schedule dualpipe",
+     "go on without ranks that are killed, where replicas (with a graph: of --schedule none) or "
+     "--schedule dualpipe hold what they had",
      AT(survive)},
     {"mix", DP_OPTION_PARSE, NULL,
      "all-reduce: sum the replicas' gradients; reduce-scatter: the same, each with a share of "

@@ -5,8 +5,7 @@
  *      one model, or gradients summed    the first copy of a stage: values, running statistics and
  *                                        optimizer state
  *      shards                            values the same; each rank the state of its shard, whose
- *                                        tensors are pieces, "NAME[first:end]/mean". After a death
- *                                        values are pieces, too: who has the state updated them
+ *                                        tensors are pieces, "NAME[first:end]/mean"
  *      replicas that mix                 saved.h
  *
  * A reader wants whole tensors or other pieces, and puts them together of what there is
@@ -48,15 +47,13 @@ static size_t room_of(const struct dp_trainer *t)
     size_t room = 2 + (size_t)t->engine->norms.count * NORM_TENSORS;
 
     for (int i = 0; i < t->engine->part_count; i++) {
-        struct dp_optimizer *all[] = {optimizer_of(t, i), t->sums.slots[i].copies};
-        const struct dp_replicas *sums = t->sums.slots[i].sums;
-        room += 2 * (size_t)t->engine->parts[i].count;
-        for (int k = 0; k < 2; k++) {
-            int32_t pieces = 0;
-            if (sums)
-                k ? dp_replicas_copies(sums, &pieces) : dp_replicas_shard(sums, &pieces);
-            room += (size_t)pieces + (all[k] ? (size_t)dp_optimizer_state_count(all[k]) : 0);
-        }
+        struct dp_optimizer *o = optimizer_of(t, i), *copies = t->sums.slots[i].copies;
+        int32_t pieces = 0;
+        if (t->sums.slots[i].sums)
+            dp_replicas_held(t->sums.slots[i].sums, &pieces);
+        room += 2 * (size_t)t->engine->parts[i].count + (size_t)pieces +
+                (o ? (size_t)dp_optimizer_state_count(o) : 0) +
+                (copies ? (size_t)dp_optimizer_state_count(copies) : 0);
         if (t->in_files[i])
             room += (size_t)dp_offload_optimizer_state_count(t->in_files[i]);
     }
@@ -78,18 +75,15 @@ static void add_values(struct saved_list *l, const struct engine_part *part, boo
     }
 }
 
-/* What this rank has updated itself. */
+/* Pieces that this rank updates. A rank that died may not have sent the others what it updated. */
 static void add_updated(struct saved_list *l, const struct dp_trainer *t, int slot)
 {
     const struct engine_part *part = &t->engine->parts[slot];
+    int32_t count;
+    const struct dp_parameter *held = dp_replicas_held(t->sums.slots[slot].sums, &count);
 
-    for (int k = 0; k < 2; k++) {
-        int32_t count;
-        const struct dp_parameter *list = k ? dp_replicas_copies(t->sums.slots[slot].sums, &count)
-                                            : dp_replicas_shard(t->sums.slots[slot].sums, &count);
-        for (int32_t i = 0; i < count; i++)
-            add_tensor(l, list[i].name, list[i].value);
-    }
+    for (int32_t i = 0; i < count; i++)
+        add_tensor(l, held[i].name, held[i].value);
     for (int32_t i = 0; i < part->count; i++) { /* what is in no shard */
         const struct dp_parameter *p = &part->parameters[i];
         if (p->flags & DP_PARAMETER_FROZEN || !dp_parameter_elements(p))

@@ -277,7 +277,7 @@ static int make_slot(struct sums *d, const struct sums_config *config, int slot)
     struct sums_slot *s = &d->slots[slot];
     struct dp_device *device = place_device(d->place);
     const struct dp_parameter *list;
-    int32_t count;
+    int32_t count, held;
     int err = device ? links_of_replicas(s->same, device, NULL, &s->same_links) : 0;
 
     if (!err)
@@ -290,8 +290,8 @@ static int make_slot(struct sums *d, const struct sums_config *config, int slot)
         err = make_optimizer(d, config, slot, list, count, &s->optimizer);
     }
     if (!err && d->twice) {
-        list = dp_replicas_copies(s->sums, &count);
-        err = make_optimizer(d, config, slot, list, count, &s->copies);
+        list = dp_replicas_held(s->sums, &held);
+        err = make_optimizer(d, config, slot, list + count, held - count, &s->copies);
     }
     return err;
 }

@@ -147,6 +147,7 @@ refuses_to_mix_that_way()
     for way in '--mix-algorithm local-sgd|expected --mix with a graph' \
         '--mix ring --local-steps 2|expected --mix-algorithm local-sgd' \
         '--mix all-reduce -D 1 --survive|expected -D 2 or more, or --schedule dualpipe' \
+        '--mix complete -D 1 --survive|--survive: expected -D 2 or more' \
         '--mix all-reduce --survive --restart 1|expected --spare instead of --restart' \
         '--mix ring --restart 2|--restart 2: expected --survive' \
         '--mix ring --survive --transport mpi|expected --transport auto, shm or tcp' \
@@ -308,6 +309,7 @@ refuses_a_list()
     refuses 2 '-P 4: expected 2, as in --file list' train --data text --file list -P 4 || return
     refuses 2 '-M 8: expected 4, as in --file list' train --data text --file list -M 8 || return
     refuses 2 '--schedule gpipe and --file list: expected one' train --data text --file list -s gpipe || return
+    refuses 2 '--survive: expected no --file' train --data text --file list -D 2 --survive || return
     refuses 2 '--virtual-stages 2: expected --schedule interleaved' train --data text --virtual-stages 2 || return
     refuses 2 '--file none: No such file' train --data text --file none || return
     echo 0F0,0Q0 >list

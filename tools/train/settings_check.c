@@ -451,7 +451,7 @@ static bool check_pipeline_survival(const struct settings *s)
                            : s->restarts                ? "--spare instead of --restart"
                                                         : NULL;
 
-    return !(refuse_if(s->file, "--survive: expected no --schedule of a file") ||
+    return !(refuse_if(s->file, "--survive: expected no --file") ||
              refuse_if(s->how.replicas < 2 && strcmp(s->schedule_name, "dualpipe"),
                        "--survive: expected -D 2 or more, or --schedule dualpipe, whose mirrors hold "
                        "the stages of a rank that dies") ||

@@ -219,7 +219,10 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
             break;
         if (dies && own->after_us) {
             signal(SIGALRM, die);
-            setitimer(ITIMER_REAL, &(struct itimerval){.it_value.tv_usec = own->after_us}, NULL);
+            setitimer(ITIMER_REAL,
+                      &(struct itimerval){
+                          .it_value = {own->after_us / 1000000, own->after_us % 1000000}},
+                      NULL);
         }
         const int64_t began_ns = dp_now_ns();
         err = take_step(t, job->model, step, &r, NULL);
